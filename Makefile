@@ -1,0 +1,75 @@
+# Two commands: `make lab` opens the course, `make test` proves it. `make help` lists the rest.
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+VENV := .venv
+PY := $(VENV)/bin/python
+NOTEBOOK ?= notebooks/01_two_accounts.ipynb
+# The stamps carry a checksum of this folder's path: an environment that was moved or copied is set up
+# again, because an editable install and a Jupyter kernel both hold absolute paths.
+HERE := $(shell pwd | cksum | cut -d' ' -f1)
+CORE := $(VENV)/.core-$(HERE)
+TEST := $(VENV)/.test-$(HERE)
+PIP := $(PY) -m pip install --disable-pip-version-check -c $(CONSTRAINTS)
+
+.PHONY: help install lab test unit nbval lint report labs refresh bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make lab      install all that is needed and open JupyterLab on the first notebook'
+	@echo 'make test     install all that is needed and pass every test'
+	@echo 'make install  only install (into $(VENV); quick when done)'
+	@echo 'make report   run the whole course headless and write it as HTML pages under build/'
+	@echo 'make labs     write labs/ anew from solutions/'
+	@echo 'make refresh  run notebooks/ and solutions/ anew and store their outputs'
+	@echo 'make bench    measure the engine against the ceilings of this machine'
+	@echo 'make unit     only the unit tests;  make nbval  only the notebooks;  make lint  only the linters'
+	@echo 'make clean    remove $(VENV), build/ and caches'
+
+$(CORE): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("error: Python 3.11 or newer is needed and this is %d.%d; name one: make PYTHON=python3.11 ..." % v[:2])'
+	@$(PYTHON) -m venv $(VENV) || { echo 'error: Python could not make a virtual environment (on Debian and Ubuntu: apt install python3-venv)' >&2; rm -rf $(VENV); exit 1; }
+	@echo 'Installing the course into $(VENV): a few minutes the first time.'
+	$(PIP) -e .
+	$(PY) -m ipykernel install --sys-prefix --name inference-lab --display-name 'Inference lab'
+	@touch $@
+
+$(TEST): $(CORE)
+	$(PIP) -e '.[test]'
+	@touch $@
+
+install: $(CORE)
+
+lab: $(CORE)
+	JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab --ServerApp.root_dir=. --ServerApp.ip=127.0.0.1 \
+	  --LabApp.default_url=/lab/tree/$(NOTEBOOK) $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_FLAGS)
+
+test: lint unit nbval
+
+lint: $(TEST)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check helpers tests bench
+	$(VENV)/bin/lint-imports
+
+unit: $(TEST)
+	$(PY) -m pytest
+
+# One process: notebooks that measure must not run beside each other.
+nbval: $(TEST)
+	$(PY) -m pytest --nbval --nbval-cell-timeout=300 -p no:cacheprovider notebooks solutions
+
+report: $(CORE)
+	$(PY) -m helpers.lab.export
+
+labs: $(CORE)
+	$(PY) -m helpers.lab.generate
+
+refresh: $(CORE)
+	$(PY) -m helpers.lab.execute notebooks/*.ipynb solutions/*.ipynb
+	$(PY) -m helpers.lab.generate
+
+bench: $(TEST)
+	$(PY) bench/engine_speed.py
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,81 @@
+"""The command line: ``python -m helpers COMMAND``, also installed as ``inference-lab``.
+
+Each command is one module of ``helpers.commands`` with four names:
+
+``EXAMPLE``                 a command line that works as written, shown by ``--help``
+``add_arguments(parser)``   declares its options
+``run(args) -> dict``       does the work; the dict is the JSON object of ``--json``
+``to_text(result) -> str``  the same result for people
+
+and, where success is not all or nothing, ``exit_code(result) -> int``. The first sentence
+of the module's docstring is its help. Heavy imports (torch) belong inside ``run``.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+
+from helpers import __version__
+from helpers.errors import InputError
+
+COMMANDS = ("account", "ceilings", "doctor", "record")
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that keeps the contract: bad input is one line ``error: …`` and exit code 2."""
+
+    def error(self, message: str) -> None:
+        print(f"error: {message} (see `{self.prog} --help`)", file=sys.stderr)
+        sys.exit(2)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with every command of `COMMANDS` as a subcommand."""
+    parser = _Parser(prog="python -m helpers", description="Inference engineering: accounts and measurements.")
+    parser.add_argument("--version", action="version", version=f"inference-lab {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    for name in COMMANDS:
+        module = importlib.import_module(f"helpers.commands.{name}")
+        summary = module.__doc__.strip().split("\n\n")[0].replace("\n", " ")
+        sub = subparsers.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=f"example:\n  {module.EXAMPLE}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(sub)
+        sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+        sub.set_defaults(module=module)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns its exit code (0 success, 2 bad input)."""
+    args = build_parser().parse_args(argv)
+    try:
+        result = args.module.run(args)
+        text = json.dumps(result, allow_nan=False) if args.json else args.module.to_text(result)
+    except InputError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if os.environ.get("INFERENCE_LAB_DEBUG"):
+            raise
+        print(
+            f"error: internal fault, please report it: {type(error).__name__}: {' '.join(str(error).split())} "
+            "(INFERENCE_LAB_DEBUG=1 shows where)",
+            file=sys.stderr,
+        )
+        return 70
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # `… | head` closed the pipe: keep the interpreter's own flush at exit from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return getattr(args.module, "exit_code", lambda _: 0)(result)

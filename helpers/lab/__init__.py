@@ -1,0 +1,1 @@
+"""What the notebooks and labs use: checks, figures, and the labs generator."""

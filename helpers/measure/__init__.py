@@ -1,0 +1,1 @@
+"""Clocks, statistics and the measured ceilings of this machine."""

@@ -1,0 +1,29 @@
+"""Fixtures every room uses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The root folder of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of ground truth beside the checkout; tests that need it skip, saying so, when it is absent."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("the ground-truth folder ../shared is absent")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def facts(shared: Path):
+    """Read one JSON file of the ground truth: ``facts("hardware.json")``."""
+    return lambda name: json.loads((shared / "facts" / name).read_text(encoding="utf-8"))
