@@ -11,7 +11,7 @@ CORE := $(VENV)/.core-$(HERE)
 TEST := $(VENV)/.test-$(HERE)
 PIP := $(PY) -m pip install --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: help install lab test unit nbval lint report labs refresh bench clean
+.PHONY: help install lab test unit slow nbval lint report labs refresh bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,7 +22,7 @@ help:
 	@echo 'make labs     write labs/ anew from solutions/'
 	@echo 'make refresh  run notebooks/ and solutions/ anew and store their outputs'
 	@echo 'make bench    measure the engine against the ceilings of this machine'
-	@echo 'make unit     only the unit tests;  make nbval  only the notebooks;  make lint  only the linters'
+	@echo 'make unit     only the quick tests; likewise make slow, make nbval (notebooks), make lint'
 	@echo 'make clean    remove $(VENV), build/ and caches'
 
 $(CORE): pyproject.toml constraints.txt
@@ -43,7 +43,7 @@ lab: $(CORE)
 	JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab --ServerApp.root_dir=. --ServerApp.ip=127.0.0.1 \
 	  --LabApp.default_url=/lab/tree/$(NOTEBOOK) $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_FLAGS)
 
-test: lint unit nbval
+test: lint unit slow nbval
 
 lint: $(TEST)
 	$(PY) -m ruff check .
@@ -51,11 +51,17 @@ lint: $(TEST)
 	$(VENV)/bin/lint-imports
 
 unit: $(TEST)
-	$(PY) -m pytest
+	$(PY) -m pytest -m 'not slow'
+
+# Minutes rather than seconds: blank labs in a kernel, the first notebook in a browser, long comparisons.
+slow: $(TEST)
+	$(PY) -m pytest -m slow
 
 # One process: notebooks that measure must not run beside each other.
 nbval: $(TEST)
-	$(PY) -m pytest --nbval --nbval-cell-timeout=300 -p no:cacheprovider notebooks solutions
+	JUPYTER_PREFER_ENV_PATH=1 TQDM_DISABLE=1 $(PY) -m pytest --nbval \
+	  --nbval-sanitize-with tests/notebooks/nbval-sanitize.txt --nbval-cell-timeout=300 \
+	  -p no:cacheprovider notebooks solutions
 
 report: $(CORE)
 	$(PY) -m helpers.lab.export

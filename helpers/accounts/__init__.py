@@ -1,1 +1,118 @@
 """Arithmetic only: what a model costs in parameters, FLOPs, bytes and time. Imports no torch."""
+
+from helpers.accounts.capacity import Capacity, max_concurrency
+from helpers.accounts.claim import CONDITIONS, ImprovementClaim, claimed_factor, missing_conditions
+from helpers.accounts.compute import (
+    Flops,
+    attended_pairs,
+    attention_equals_weights_context,
+    decode_flops,
+    prefill_flops,
+    quadratic_share,
+)
+from helpers.accounts.config import model_names, model_registry, parse_config, read_config
+from helpers.accounts.devices import Device, device, device_names
+from helpers.accounts.inventory import COMPONENTS, Weight, inventory
+from helpers.accounts.kv import kv_bytes, kv_bytes_per_token, state_bytes
+from helpers.accounts.memory import WeightBytes, weight_bytes
+from helpers.accounts.model import (
+    DecoderDetails,
+    DenseFFN,
+    FullAttention,
+    LatentAttention,
+    Layer,
+    Model,
+    MoEFFN,
+)
+from helpers.accounts.parameters import ExpertCounts, Parameters, count_parameters, expert_counts
+from helpers.accounts.roofline import (
+    Floor,
+    compute_dtype_on,
+    decode_floor,
+    expected_distinct_experts,
+    prefill_floor,
+    ridge_point,
+    weights_read_bytes,
+)
+from helpers.accounts.units import (
+    DTYPES,
+    GB,
+    GIB,
+    KB,
+    KIB,
+    MB,
+    MIB,
+    TB,
+    TIB,
+    bytes_of,
+    dtype_bytes,
+    format_bytes,
+    format_count,
+    format_flops,
+    format_seconds,
+)
+from helpers.errors import InputError
+
+__all__ = [
+    "COMPONENTS",
+    "CONDITIONS",
+    "Capacity",
+    "DTYPES",
+    "DecoderDetails",
+    "DenseFFN",
+    "Device",
+    "ExpertCounts",
+    "Floor",
+    "Flops",
+    "FullAttention",
+    "GB",
+    "GIB",
+    "ImprovementClaim",
+    "InputError",
+    "KB",
+    "KIB",
+    "LatentAttention",
+    "Layer",
+    "MB",
+    "MIB",
+    "MoEFFN",
+    "Model",
+    "Parameters",
+    "TB",
+    "TIB",
+    "Weight",
+    "WeightBytes",
+    "attended_pairs",
+    "attention_equals_weights_context",
+    "bytes_of",
+    "claimed_factor",
+    "compute_dtype_on",
+    "count_parameters",
+    "decode_floor",
+    "decode_flops",
+    "device",
+    "device_names",
+    "dtype_bytes",
+    "expected_distinct_experts",
+    "expert_counts",
+    "format_bytes",
+    "format_count",
+    "format_flops",
+    "format_seconds",
+    "inventory",
+    "kv_bytes",
+    "kv_bytes_per_token",
+    "max_concurrency",
+    "missing_conditions",
+    "model_names",
+    "model_registry",
+    "parse_config",
+    "prefill_floor",
+    "prefill_flops",
+    "quadratic_share",
+    "read_config",
+    "ridge_point",
+    "state_bytes",
+    "weight_bytes",
+    "weights_read_bytes",
+]

@@ -12,13 +12,26 @@ from functools import cached_property
 
 from helpers.errors import InputError
 from helpers.measure.machine import threads_in_use, versions
-from helpers.measure.statistics import Interval, median_interval, quartiles, verdict
+from helpers.measure.statistics import TOO_NOISY, Interval, median_interval, quartiles, verdict
+
+try:
+    import resource
+except ImportError:  # Windows has no such count.
+    resource = None
 
 Timer = Callable[[Callable[[], object], int], float]
 """A timer runs a function so many times and returns the seconds that took, the device's work included."""
 
 SPREAD_LIMIT = 0.10
 """A timing whose IQR is more than this share of its median is called noisy."""
+
+INTERRUPTION_LIMIT = 50.0
+"""More involuntary context switches than this, per second and thread, mean that other work held the cores.
+
+A busy neighbour on one of two cores makes some 125 of them, a quiet machine 10 to 25. The samples may then
+agree to a per cent and still be ten times too long: threads that wait for one another lose a whole time
+slice (4 to 16 ms) at each join, every time alike. So a small spread alone proves nothing.
+"""
 
 FEWEST_SAMPLES = 7
 """Fewer samples than this are called noisy: a 97.5 % interval of the median does not exist below seven."""
@@ -29,7 +42,8 @@ class Timing:
     """The seconds of one call, measured `n` times.
 
     `samples`: seconds per call, in the order taken; a sample is the mean of `calls_per_sample` calls.
-    `noisy`: fewer than `FEWEST_SAMPLES` samples, or IQR ÷ median above `SPREAD_LIMIT`.
+    `interruptions_per_s`: involuntary context switches of this process while sampling; None where not counted.
+    `noisy`: `noisy_because` is not empty.
     """
 
     samples: tuple[float, ...]
@@ -38,10 +52,15 @@ class Timing:
     threads: int | None = None
     calls_per_sample: int = 1
     versions: Mapping[str, str] = field(default_factory=dict)
+    interruptions_per_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.samples or not all(math.isfinite(s) and s >= 0 for s in self.samples):
             raise InputError("a timing needs at least one sample, each a finite number of seconds")
+        if (self.threads is not None and self.threads < 1) or self.calls_per_sample < 1:
+            raise InputError("a timing needs threads and calls_per_sample of at least 1")
+        if self.interruptions_per_s is not None and self.interruptions_per_s < 0:
+            raise InputError(f"interruptions_per_s must not be negative, not {self.interruptions_per_s}")
 
     @cached_property
     def _quartiles(self) -> tuple[float, float, float]:
@@ -77,12 +96,40 @@ class Timing:
         return self.iqr_s / self.median_s if self.median_s > 0 else math.inf
 
     @property
+    def interrupted(self) -> bool:
+        """Did other work take the cores away while the samples were taken (`INTERRUPTION_LIMIT`)?"""
+        return (self.interruptions_per_s or 0) > INTERRUPTION_LIMIT * (self.threads or 1)
+
+    @property
+    def noisy_because(self) -> str:
+        """Why the median is not to be trusted, in words; empty where nothing speaks against it."""
+        reasons = []
+        if self.n < FEWEST_SAMPLES:
+            reasons.append(f"only {self.n} sample{'s' if self.n > 1 else ''}")
+        if self.spread > SPREAD_LIMIT:
+            reasons.append(f"IQR is {self.spread:.0%} of the median")
+        if self.interrupted:
+            reasons.append(f"other work took the cores {self.interruptions_per_s:.0f} times a second")
+        return ", ".join(reasons)
+
+    @property
     def noisy(self) -> bool:
-        return self.n < FEWEST_SAMPLES or self.spread > SPREAD_LIMIT
+        return bool(self.noisy_because)
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """The range of seconds that holds the true median with probability `confidence`."""
         return median_interval(self.samples, confidence)
+
+    def says(self, *, at_least: float | None = None, at_most: float | None = None, confidence: float = 0.95) -> str:
+        """Does a call take at least (at most) so many seconds: "yes", "no" or "too noisy to say"."""
+        answer = verdict(self.interval(confidence), at_least=at_least, at_most=at_most, confidence=confidence)
+        return TOO_NOISY if self.interrupted else answer
+
+    def to_text(self) -> str:
+        """One line for people: median, IQR, n, and why it is noisy where it is."""
+        scale, unit = next(((s, u) for s, u in ((1, "s"), (1e-3, "ms")) if self.median_s >= s), (1e-6, "µs"))
+        noisy = f"  NOISY: {self.noisy_because}" if self.noisy else ""
+        return f"{self.median_s / scale:.3f} {unit} (IQR {self.iqr_s / scale:.3f} {unit}, n = {self.n}){noisy}"
 
 
 @dataclass(frozen=True)
@@ -130,7 +177,8 @@ def says(
 
     The interval of the ratio is [low(a) ÷ high(b), high(a) ÷ low(b)], each median held with
     1 − (1 − confidence)/2, so that both hold at once with `confidence` (Bonferroni). Timings taken
-    minutes apart carry the machine's drift; where that matters, use `paired`.
+    minutes apart carry the machine's drift; where that matters, use `paired`. Where other work
+    interrupted either of them, the medians are biased by an unknown factor: too noisy to say.
     """
     each = 1 - (1 - confidence) / 2
     of_a, of_b = a.interval(each), b.interval(each)
@@ -138,7 +186,8 @@ def says(
         raise InputError("a ratio needs every sample of b above zero seconds")
     coverage = max(of_a.coverage + of_b.coverage - 1, 0.0)
     ratio = Interval(of_a.low / of_b.high, of_a.median / of_b.median, of_a.high / of_b.low, coverage, min(a.n, b.n))
-    return verdict(ratio, at_least=at_least, at_most=at_most, confidence=confidence)
+    answer = verdict(ratio, at_least=at_least, at_most=at_most, confidence=confidence)
+    return TOO_NOISY if a.interrupted or b.interrupted else answer
 
 
 def timer_for(device: str) -> Timer:
@@ -215,17 +264,20 @@ def time_call(
         )
     if not max_seconds > 0:
         raise InputError(f"max_seconds must be above 0, not {max_seconds}")
+    count = _interruptions if resource and timer is None and device == "cpu" else None
     timer = timer or timer_for(device)
     last, spent = _warm_up(fn, timer, warmup)
     calls = _calls_per_sample(last, min_sample_s)
     samples: list[float] = []
+    before, warmed = count() if count else 0, spent
     while len(samples) < max_repeats:
         sample = timer(fn, calls)
         spent += sample
         samples.append(sample / calls)
         if spent >= max_seconds or (len(samples) >= min_repeats and _spread(samples) <= target_spread):
             break
-    return Timing(tuple(samples), str(device), dtype, threads_in_use(), calls, versions())
+    interruptions = (count() - before) / (spent - warmed) if count and spent > warmed else None
+    return Timing(tuple(samples), str(device), dtype, threads_in_use(), calls, versions(), interruptions)
 
 
 def paired(
@@ -287,6 +339,11 @@ def _calls_per_sample(call_s: float, min_sample_s: float) -> int:
         return 1
     # One nanosecond stands for "below the clock's resolution"; it bounds the count as well.
     return math.ceil(min_sample_s / max(call_s, 1e-9))
+
+
+def _interruptions() -> int:
+    """Involuntary context switches of this process so far, all threads together."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _spread(samples: list[float]) -> float:

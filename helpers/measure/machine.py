@@ -33,6 +33,13 @@ class Machine:
     threads: int | None
     versions: Mapping[str, str]
 
+    def to_text(self) -> str:
+        """One line for people: device, cores and threads, versions."""
+        device = self.cpu if self.device == "cpu" else f"{self.device_name} ({self.device}), {self.cpu}"
+        threads = "" if self.threads is None else f", {self.threads} threads"
+        found = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"{device}, {self.cores} cores{threads}; {found}"
+
 
 def machine(device: str = "cpu") -> Machine:
     """Describe this machine and one of its devices ("cpu", "cuda", "cuda:1", "mps")."""

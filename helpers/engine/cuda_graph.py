@@ -1,0 +1,63 @@
+"""The decode step as a CUDA graph: hundreds of kernel launches replayed as one, so the host is not the limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from helpers.engine.decoder import Decoder
+    from helpers.engine.kv_cache import KVCache
+
+READ_STEP = 512
+"""A graph reads a fixed number of cache slots, a multiple of this: at most so many more than are filled."""
+
+
+class GraphedStep:
+    """The decode step of one decoder on one cache, recorded once for each multiple of `READ_STEP` slots read.
+
+    Called with tokens [B, 1] on the GPU, it returns the logits [B, vocab], and writes the slot ``cache.length``; the
+    caller advances the length. A graph works on fixed memory: tokens and slot are copied to where it reads them, and
+    the logits copied away from where it writes.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KVCache) -> None:
+        self.decoder, self.cache = decoder, cache
+        self.tokens = torch.zeros(cache.batch, 1, dtype=torch.long, device=decoder.device)
+        self.slot = torch.zeros(1, dtype=torch.long, device=decoder.device)
+        self.recorded: dict[tuple[int, str], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.tokens.copy_(tokens)
+        self.slot.fill_(self.cache.length)
+        end = slots_read(self.cache.length + 1, self.cache.max_tokens)
+        key = (end, self.decoder.attention)
+        if key not in self.recorded:
+            self.recorded[key] = self._record(end)
+        graph, logits = self.recorded[key]
+        graph.replay()
+        return logits.clone()
+
+    def step(self, end: int) -> torch.Tensor:
+        """The computation that is recorded; any device can run it."""
+        return self.decoder.forward(self.tokens, self.slot, end, self.cache, last_only=True, fixed=True)
+
+    def _record(self, end: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        # Warm-up on a side stream, as torch asks: libraries allocate their workspaces outside the recording. It
+        # writes the slot that the replay writes again.
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self.step(end)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = self.step(end)
+        return graph, logits
+
+
+def slots_read(needed: int, max_tokens: int) -> int:
+    """`needed` rounded up to a multiple of `READ_STEP`, at most the cache's `max_tokens`."""
+    return min(max_tokens, -(-needed // READ_STEP) * READ_STEP)

@@ -1,0 +1,131 @@
+"""Parameters against two oracles: counted totals of real configs, and `transformers` modules on the meta device."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers.accounts import (
+    COMPONENTS,
+    InputError,
+    count_parameters,
+    expert_counts,
+    model_names,
+    model_registry,
+    parse_config,
+    read_config,
+)
+from helpers.accounts.architectures import ARCHITECTURES
+
+SUPPORTED = {
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "phi3",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "deepseek_v2",
+    "deepseek_v3",
+    "kimi_k25",
+}
+
+
+@pytest.fixture(scope="session")
+def counted(facts):
+    return {name: row for name, row in facts("parameter-counts.json").items() if row["model_type"] in SUPPORTED}
+
+
+def test_every_supported_config_of_the_ground_truth_is_reproduced_to_the_last_parameter(counted, shared):
+    assert len(counted) >= 35
+    for name, row in counted.items():
+        parameters = count_parameters(read_config(shared / "facts" / "configs" / f"{name}.json"))
+        got = {
+            "total": parameters.total,
+            "active": parameters.active_with_embedding,
+            "embed": parameters.embedding,
+            "head": parameters.head,
+            "routed": parameters.routed_experts,
+        }
+        assert got == {key: row[key] for key in got}, name
+
+
+def test_every_other_config_of_the_ground_truth_is_refused_by_its_model_type(facts, shared):
+    others = [n for n, row in facts("parameter-counts.json").items() if row["model_type"] not in SUPPORTED]
+    assert others
+    for name in others:
+        path = shared / "facts" / "configs" / f"{name}.json"
+        with pytest.raises(InputError, match=json.loads(path.read_text())["model_type"]):
+            read_config(path)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_registry_model_equals_its_transformers_modules_by_component(name, build, components):
+    config = model_registry()[name]["config"]
+    parameters = count_parameters(parse_config(config, name))
+    assert {part: getattr(parameters, part) for part in COMPONENTS} == components(build(config))
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_a_small_config_equals_its_transformers_modules_by_component(data, small_configs, build, components):
+    config = data.draw(small_configs())
+    parameters = count_parameters(parse_config(config, "small"))
+    assert {part: getattr(parameters, part) for part in COMPONENTS} == components(build(config))
+
+
+@pytest.mark.parametrize("model_type", [name for name in ARCHITECTURES if name != "kimi_k2"])
+def test_defaults_are_those_of_the_transformers_configuration_class(model_type):
+    transformers = pytest.importorskip("transformers")
+    config_class = transformers.AutoConfig.for_model(model_type).__class__
+    for key, value in ARCHITECTURES[model_type].defaults.items():
+        if key == "head_dim" and value is None:
+            continue  # computed from hidden_size in the modelling code: the parameter oracle covers it
+        assert config_class.__dataclass_fields__[key].default == value, key
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active", "with_embedding"),
+    [
+        ("deepseek-v3", 671.03, 36.63, 37.55),
+        ("gpt-oss-20b", 20.91, 3.61, 4.19),
+        ("gpt-oss-120b", 116.83, 5.13, 5.71),
+        ("mixtral-8x7b", 46.70, 12.75, 12.88),
+        ("qwen3-30b-a3b", 30.53, 3.04, 3.35),
+    ],
+)
+def test_both_conventions_of_active_parameters_give_the_published_billions(name, total, active, with_embedding):
+    parameters = count_parameters(read_config(name))
+    billions = [round(n / 1e9, 2) for n in (parameters.total, parameters.active, parameters.active_with_embedding)]
+    assert billions == [total, active, with_embedding]
+
+
+def test_a_tied_matrix_counts_once_in_total_and_in_active():
+    parameters = count_parameters(read_config("smollm2-135m"))
+    assert parameters.head == 0
+    assert parameters.active == parameters.active_with_embedding == parameters.total == 134_515_008
+
+
+def test_claim_c6_a_deepseek_v3_token_runs_522_of_14906_experts():
+    experts = expert_counts(read_config("deepseek-v3"))
+    assert (experts.moe_layers, experts.routed, experts.shared) == (58, 256 * 58, 58)
+    assert (experts.routed, experts.total, experts.per_token) == (14_848, 14_906, 522)
+    assert expert_counts(read_config("llama-3.1-8b")).total == 0
+
+
+def test_active_parameters_grow_with_experts_per_token_and_reach_the_total():
+    config = model_registry()["mixtral-8x7b"]["config"]
+    counts = [count_parameters(parse_config({**config, "num_experts_per_tok": k}, "m")) for k in range(1, 9)]
+    active = [one.active_with_embedding for one in counts]
+    assert active == sorted(set(active))
+    assert active[-1] == counts[-1].total
+
+
+def test_one_more_layer_adds_exactly_one_layer():
+    config = model_registry()["llama-3.1-8b"]["config"]
+    totals = [count_parameters(parse_config({**config, "num_hidden_layers": n}, "m")).total for n in (1, 2, 3)]
+    assert totals[2] - totals[1] == totals[1] - totals[0] > 0

@@ -1,0 +1,80 @@
+"""The layouts compute one product; the choice is measured once and falls back where nothing can be gained."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.engine import linear
+from helpers.engine.linear import LAYOUTS, SMALLEST_MEASURED, SPLIT_ROWS, Linear, fastest_layout
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    outputs=st.integers(1, 33),
+    inputs=st.integers(1, 33),
+    rows=st.sampled_from([1, 2, SPLIT_ROWS, SPLIT_ROWS + 1]),
+    layout=st.sampled_from(LAYOUTS),
+    bias=st.booleans(),
+)
+def test_every_layout_is_the_product_of_the_definition(outputs, inputs, rows, layout, bias):
+    generator = torch.Generator().manual_seed(outputs * 100 + inputs)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    offset = torch.randn(outputs, generator=generator) if bias else None
+    x = torch.randn(1, rows, inputs, generator=generator)
+    wanted = torch.einsum("btn,mn->btm", x.double(), weight.double()) + (offset.double() if bias else 0)
+    got = Linear(weight, offset, layout)(x)
+    torch.testing.assert_close(got.double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_are_those_of_the_checkpoint(layout):
+    weight = torch.randn(11, 6)
+    indices = torch.tensor([[3, 0], [10, 3]])
+    assert torch.equal(Linear(weight, layout=layout).rows(indices), weight[indices])
+
+
+def test_small_matrices_and_other_devices_keep_the_checkpoint_layout_unmeasured(monkeypatch):
+    monkeypatch.setattr(linear, "multiply", None)
+    assert fastest_layout(8, SMALLEST_MEASURED // 8 - 1, torch.float32, "cpu") == "output-major"
+    assert fastest_layout(4096, 4096, torch.bfloat16, "cuda") == "output-major"
+
+
+@pytest.mark.parametrize("winner", LAYOUTS)
+def test_the_fastest_layout_is_taken_and_measured_once(monkeypatch, winner):
+    clock = {"now": 0.0}
+    calls = []
+
+    def multiply(x, stored, layout, parts):
+        calls.append(layout)
+        clock["now"] += 1.0 if layout == winner else 2.0
+
+    monkeypatch.setattr(linear, "multiply", multiply)
+    monkeypatch.setattr(linear.time, "perf_counter", lambda: clock["now"])
+    fastest_layout.cache_clear()
+    try:
+        assert fastest_layout(2048, 1024, torch.float32, "cpu") == winner
+        counted = len(calls)
+        assert fastest_layout(2048, 1024, torch.float32, "cpu") == winner
+        assert len(calls) == counted > 0
+    finally:
+        fastest_layout.cache_clear()
+
+
+def test_a_gain_within_the_noise_does_not_change_the_layout(monkeypatch):
+    clock = {"now": 0.0}
+
+    def multiply(x, stored, layout, parts):
+        clock["now"] += 1.0 if layout == "output-major" else 0.97
+
+    monkeypatch.setattr(linear, "multiply", multiply)
+    monkeypatch.setattr(linear.time, "perf_counter", lambda: clock["now"])
+    fastest_layout.cache_clear()
+    try:
+        assert fastest_layout(2048, 1024, torch.float32, "cpu") == "output-major"
+    finally:
+        fastest_layout.cache_clear()
+
+
+def test_a_measured_layout_is_one_of_them():
+    assert fastest_layout(1024, 512, torch.float32, "cpu") in LAYOUTS

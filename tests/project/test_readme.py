@@ -1,0 +1,122 @@
+"""What the README tells a stranger to type works as written, and what it points at exists."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+
+
+def commands() -> list[str]:
+    """Every command line of the README's shell blocks, in order."""
+    blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def environment() -> dict[str, str]:
+    """As after `source .venv/bin/activate`, with a browser that does nothing."""
+    folder = os.path.dirname(sys.executable)
+    return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "BROWSER": "true"}
+
+
+def test_the_two_commands_come_first():
+    assert [c for c in commands() if c.startswith("make ")][:2] == ["make lab", "make test"]
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("make ")])
+def test_every_make_target_of_the_readme_exists(command):
+    done = subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_test_runs_linters_unit_tests_and_notebooks():
+    done = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for part in ("ruff check", "lint-imports", "-m 'not slow'", "-m slow", "--nbval"):
+        assert part in done.stdout
+
+
+# Those that need another machine, an endpoint, or minutes; each is tested where the command is.
+ELSEWHERE = ("git ", "cd ", "source ", "make ", "python -m helpers record")
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if not c.startswith(ELSEWHERE)])
+def test_the_other_commands_run_as_written(command, tmp_path):
+    assert command.startswith(("python -m helpers", "inference-lab")), f"no test knows how to run: {command}"
+    done = subprocess.run(command, shell=True, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    if "--json" in command:
+        assert isinstance(json.loads(done.stdout), dict)
+
+
+def test_make_lab_serves_the_first_notebook_under_the_url_it_prints(tmp_path):
+    if Path(sys.prefix) != ROOT / ".venv":
+        pytest.skip("this run is not in the checkout's own .venv, which `make lab` would have to build first")
+    env = environment() | {"JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"), "JUPYTERLAB_WORKSPACES_DIR": str(tmp_path)}
+    env.pop("JUPYTER_TOKEN", None)
+    log = tmp_path / "lab.log"
+    with log.open("w") as out:
+        server = subprocess.Popen(
+            ["make", "lab"], cwd=ROOT, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        found, deadline = None, time.monotonic() + 90
+        while not found and server.poll() is None and time.monotonic() < deadline:
+            found = re.search(r"http://127\.0\.0\.1:\d+/lab\S*\?token=\w+", log.read_text())
+            time.sleep(0.2)
+        assert found, log.read_text()
+        url = urllib.parse.urlsplit(found[0])
+        assert url.path == "/lab/tree/notebooks/01_two_accounts.ipynb"
+        assert urllib.request.urlopen(found[0], timeout=30).status == 200
+        contents = f"{url.scheme}://{url.netloc}/api/contents/notebooks/01_two_accounts.ipynb?{url.query}"
+        notebook = json.load(urllib.request.urlopen(contents, timeout=30))
+        assert notebook["content"]["metadata"]["kernelspec"]["name"] == "inference-lab"
+        specs = json.load(
+            urllib.request.urlopen(f"{url.scheme}://{url.netloc}/api/kernelspecs?{url.query}", timeout=30)
+        )
+        assert "inference-lab" in specs["kernelspecs"]
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+
+
+def links() -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", README.read_text())
+
+
+@pytest.mark.parametrize("link", sorted({link for link in links() if "://" not in link}))
+def test_every_local_link_of_the_readme_exists(link):
+    path, _, anchor = link.partition("#")
+    target = ROOT / path if path else README
+    assert target.exists()
+    if anchor:
+        headings = re.findall(r"^#+ (.+)$", target.read_text(), flags=re.MULTILINE)
+        slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+        assert anchor in slugs
+
+
+def test_the_map_names_every_notebook_and_only_those_that_exist():
+    named = set(re.findall(r"\]\(notebooks/([^)]+\.ipynb)\)", README.read_text()))
+    assert named == {p.name for p in (ROOT / "notebooks").glob("*.ipynb")}
+
+
+def test_the_picture_is_the_one_stored_in_the_notebook_it_comes_from():
+    """A picture of a real result: the bytes in docs/ are the output of the cell that made them."""
+    import base64
+
+    picture = base64.b64encode((ROOT / "docs/roofline.png").read_bytes()).decode()
+    notebook = json.loads((ROOT / "notebooks/02_prefill_vs_decode.ipynb").read_text())
+    outputs = json.dumps([cell.get("outputs", []) for cell in notebook["cells"]]).replace("\\n", "")
+    assert picture in outputs
