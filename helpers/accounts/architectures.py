@@ -19,17 +19,15 @@ class Architecture:
     """How to read one model_type.
 
     `layers` turns keys into layers; `defaults` are the values the transformers configuration class gives to keys a
-    file may leave out; `harmless` are further keys, known to change neither parameters, cache nor FLOPs.
+    file may leave out; `harmless` are further keys, known to change neither parameters, cache nor FLOPs; `notes`
+    reads what is left out of the accounts and says so.
     """
 
     layers: Callable[[Keys], tuple[Layer, ...]]
     defaults: Mapping[str, Any]
     harmless: frozenset[str] = frozenset()
     activation_key: str = "hidden_act"
-    prepare: Callable[[Keys], tuple[str, ...]] = field(default=lambda keys: ())
-
-
-# --- attention -------------------------------------------------------------------------------------------------
+    notes: Callable[[Keys], tuple[str, ...]] = field(default=lambda keys: ())
 
 
 def _grouped_heads(keys: Keys, *, null_means_heads: bool = True) -> tuple[int, int]:
@@ -42,9 +40,9 @@ def _grouped_heads(keys: Keys, *, null_means_heads: bool = True) -> tuple[int, i
     return heads, kv_heads
 
 
-def _head_dim(keys: Keys, heads: int) -> int:
+def _head_dim(keys: Keys, heads: int, *, null_is_absent: bool = False) -> int:
     """head_dim where given, else hidden_size / num_attention_heads where that is a whole number."""
-    if keys.raw("head_dim") is not None:
+    if keys.raw("head_dim") is not None or ("head_dim" in keys.values and not null_is_absent):
         return keys.size("head_dim")
     hidden = keys.size("hidden_size")
     if hidden % heads:
@@ -61,8 +59,8 @@ def _depth(keys: Keys) -> int:
 def _layer_kinds(keys: Keys, window: int | None, pattern: Callable[[int], bool]) -> list[int | None]:
     """The window of each layer: from layer_types where given, else sliding where `pattern(index)` says so."""
     depth = _depth(keys)
-    kinds = keys.raw("layer_types") if "layer_types" in keys.values else None
-    keys.read.add("layer_types")
+    keys.ignore(["layer_types"])
+    kinds = keys.values.get("layer_types")
     if kinds is None:
         sliding = [pattern(index) for index in range(depth)]
     else:
@@ -91,13 +89,12 @@ def _switched_window(keys: Keys) -> int | None:
     return window if keys.flag("use_sliding_window") else None
 
 
-# --- layers, one function per family ----------------------------------------------------------------------------
-
-
 def _llama(keys: Keys) -> tuple[Layer, ...]:
     heads, kv_heads = _grouped_heads(keys)
     bias = keys.flag("attention_bias")
-    attention = FullAttention(heads, kv_heads, _head_dim(keys, heads), qkv_bias=bias, output_bias=bias)
+    attention = FullAttention(
+        heads, kv_heads, _head_dim(keys, heads, null_is_absent=True), qkv_bias=bias, output_bias=bias
+    )
     ffn = DenseFFN(keys.size("intermediate_size"), bias=keys.flag("mlp_bias"))
     keys.one_of("sliding_window", [None], "but llama has no sliding window")
     return tuple(Layer(attention, ffn) for _ in _one_window(keys, None))
@@ -105,14 +102,19 @@ def _llama(keys: Keys) -> tuple[Layer, ...]:
 
 def _mistral(keys: Keys) -> tuple[Layer, ...]:
     heads, kv_heads = _grouped_heads(keys)
-    head_dim, ffn = _head_dim(keys, heads), DenseFFN(keys.size("intermediate_size"))
+    head_dim, ffn = _head_dim(keys, heads, null_is_absent=True), DenseFFN(keys.size("intermediate_size"))
     windows = _one_window(keys, keys.size_or_none("sliding_window"))
     return tuple(Layer(FullAttention(heads, kv_heads, head_dim, window), ffn) for window in windows)
 
 
+def _phi3(keys: Keys) -> tuple[Layer, ...]:
+    keys.one_of("full_attn_mod", [1], "but only 1 is known: every layer alike")
+    return _mistral(keys)
+
+
 def _mixtral(keys: Keys) -> tuple[Layer, ...]:
     heads, kv_heads = _grouped_heads(keys)
-    head_dim = _head_dim(keys, heads)
+    head_dim = _head_dim(keys, heads, null_is_absent=True)
     experts = keys.size(keys.alias("num_local_experts", "num_experts"))
     ffn = MoEFFN(experts, _experts_per_token(keys, experts), keys.size("intermediate_size"))
     windows = _one_window(keys, keys.size_or_none("sliding_window"))
@@ -193,7 +195,9 @@ def _gemma(keys: Keys, pattern: Callable[[int], bool], *, qk_norm: bool) -> tupl
     head_dim, bias = keys.size("head_dim"), keys.flag("attention_bias")
     keys.one_of("use_bidirectional_attention", [None, False], "but only causal attention is counted here")
     ffn = DenseFFN(keys.size("intermediate_size"))
-    windows = _layer_kinds(keys, keys.size_or_none("sliding_window"), pattern)
+    window = keys.size_or_none("sliding_window")
+    keys.same_as("sliding_window_size", "sliding_window", window)
+    windows = _layer_kinds(keys, window, pattern)
     return tuple(
         Layer(FullAttention(heads, kv_heads, head_dim, window, bias, bias, qk_norm), ffn, norms=4) for window in windows
     )
@@ -201,7 +205,7 @@ def _gemma(keys: Keys, pattern: Callable[[int], bool], *, qk_norm: bool) -> tupl
 
 def _gpt_oss(keys: Keys) -> tuple[Layer, ...]:
     heads, kv_heads = _grouped_heads(keys)
-    head_dim, bias = _head_dim(keys, heads), keys.flag("attention_bias")
+    head_dim, bias = _head_dim(keys, heads, null_is_absent=True), keys.flag("attention_bias")
     experts = keys.size(keys.alias("num_local_experts", "num_experts"))
     per_token = _experts_per_token(keys, experts)
     keys.same_as("experts_per_token", "num_experts_per_tok", per_token)
@@ -284,8 +288,6 @@ def _multi_token_prediction(keys: Keys) -> tuple[str, ...]:
     return (f"{extra} multi-token-prediction layer{'s' if extra > 1 else ''} ({key}) not counted",)
 
 
-# --- the table --------------------------------------------------------------------------------------------------
-
 # Of the configuration classes' defaults only those a real file leaves out; the sizes that make the model
 # (hidden_size, num_hidden_layers, …) must be written down.
 _COMMON = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6}
@@ -317,7 +319,7 @@ _DEEPSEEK_V3 = Architecture(
     _deepseek_v3,
     {**_SILU, "attention_bias": False, "num_key_value_heads": 128},
     _DEEPSEEK_KEYS,
-    prepare=_multi_token_prediction,
+    notes=_multi_token_prediction,
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -347,9 +349,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _ROUTER_KEYS,
     ),
     "phi3": Architecture(
-        _mistral,
+        _phi3,
         {**_SILU, "rms_norm_eps": 1e-5, "num_key_value_heads": None, "head_dim": None, "sliding_window": None},
-        frozenset({"embd_pdrop", "resid_pdrop", "original_max_position_embeddings"}),
+        frozenset({"embd_pdrop", "resid_pdrop", "original_max_position_embeddings", "interpolate_factor"}),
     ),
     "gemma2": Architecture(_gemma2, _GEMMA_DEFAULTS, _GEMMA_KEYS, "hidden_activation"),
     "gemma3_text": Architecture(
@@ -373,7 +375,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _deepseek_v2,
         {**_SILU, "attention_bias": False, "mlp_bias": False, "num_key_value_heads": None},
         _DEEPSEEK_KEYS,
-        prepare=_multi_token_prediction,
+        notes=_multi_token_prediction,
     ),
     "deepseek_v3": _DEEPSEEK_V3,
     # Kimi-K2's own name for the same classes (its `architectures` says DeepseekV3ForCausalLM).

@@ -37,6 +37,7 @@ _WRAPPERS: Mapping[str, frozenset[str]] = {
     ),
 }
 
+_LARGEST_FILE_BYTES = 16_000_000
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 # Keys of every configuration class that change neither parameters, cache nor FLOPs: bookkeeping, token ids,
@@ -44,6 +45,7 @@ _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _HARMLESS = frozenset(
     {
         "_attn_implementation",
+        "_attn_implementation_autoset",
         "_commit_hash",
         "_name_or_path",
         "attention_dropout",
@@ -67,6 +69,7 @@ _HARMLESS = frozenset(
         "id2label",
         "initializer_range",
         "is_decoder",
+        "is_llama_config",
         "label2id",
         "length_penalty",
         "max_length",
@@ -87,6 +90,7 @@ _HARMLESS = frozenset(
         "remove_invalid_values",
         "repetition_penalty",
         "return_dict",
+        "rope_interleaved",
         "return_dict_in_generate",
         "sep_token_id",
         "suppress_tokens",
@@ -97,6 +101,7 @@ _HARMLESS = frozenset(
         "top_k",
         "top_p",
         "torchscript",
+        "transformers.js_config",
         "transformers_version",
         "typical_p",
         "unsloth_fixed",
@@ -160,7 +165,13 @@ def _read_file(path: Path, ignore: Collection[str]) -> Model:
         path = path / "config.json"
         if not path.is_file():
             raise InputError(f"the folder {str(path.parent)!r} holds no config.json")
+    if not path.is_file():
+        raise InputError(f"{path}: is not a regular file")
+    if path.stat().st_size > _LARGEST_FILE_BYTES:
+        raise InputError(f"{path}: is larger than {_LARGEST_FILE_BYTES:,} bytes, which no config.json is")
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
+    # File names need not be text; what is printed must be.
+    name = name.encode("utf-8", "replace").decode()
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -196,10 +207,15 @@ def parse_config(config: Mapping[str, Any], name: str, ignore: Collection[str] =
 
     Raises InputError, naming the key, for anything missing, malformed, contradictory or unknown.
     """
+    try:
+        return _parse(config, name, (ignore,) if isinstance(ignore, str) else ignore)
+    except RecursionError:
+        raise InputError(f"{name}: the config is nested too deeply") from None
+
+
+def _parse(config: Mapping[str, Any], name: str, ignore: Collection[str]) -> Model:
     if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
         raise InputError(f"{name}: a config must be a JSON object")
-    if isinstance(ignore, str):
-        ignore = (ignore,)
     model_type = Keys(config, name).text("model_type")
     notes: list[str] = []
     quantization, dtype = config.get("quantization_config"), None
@@ -258,7 +274,7 @@ def _parse_text_model(
     architecture = ARCHITECTURES[inner_type]
     keys.defaults = architecture.defaults
     layers = architecture.layers(keys)
-    notes += architecture.prepare(keys)
+    notes += architecture.notes(keys)
     decoder = DecoderDetails(
         rms_norm_eps=keys.positive_number("rms_norm_eps"),
         hidden_act=keys.text(architecture.activation_key),

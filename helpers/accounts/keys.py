@@ -20,14 +20,14 @@ class Keys:
 
     def __init__(self, values: Mapping[str, Any], where: str, defaults: Mapping[str, Any] | None = None):
         self.values = values
-        self.where = where
+        self.where = " ".join(where.split())[:200]
         self.defaults = defaults or {}
         self.read: set[str] = set()
         self.defaulted: dict[str, Any] = {}
 
     def refuse(self, key: str, why: str) -> InputError:
         """An InputError that names `key` and the object it stands in."""
-        return InputError(f"{self.where}: key {key!r} {why}")
+        return InputError(f"{self.where}: key {_short(key)} {why}")
 
     def raw(self, key: str) -> Any:
         """The value as it stands; a missing key takes the class default, or is refused where there is none."""
@@ -111,8 +111,8 @@ class Keys:
             if key not in self.read:
                 raise self.refuse(
                     key,
-                    f"is not known for this model_type and might change the answer "
-                    f"(if it does not, ignore it by name: --ignore-key {key})",
+                    "is not known for this model_type and might change the answer "
+                    "(if it does not, name it to --ignore-key)",
                 )
 
 

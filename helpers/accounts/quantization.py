@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,6 +11,7 @@ from helpers.accounts.inventory import Weight
 from helpers.accounts.keys import Keys
 from helpers.accounts.units import bytes_of
 
+# Routers are kept in full precision by every engine and published checkpoint, whatever the ignore list says.
 _QUANTISED = ("attention", "dense_ffn", "routed_experts", "shared_experts")
 _FP32, _HALF, _ONE_BYTE = 4, 2, 1
 
@@ -69,7 +70,7 @@ def _is_quantised(weight: Weight, scheme: Scheme) -> bool:
         return False
     if scheme.experts_only and weight.component != "routed_experts":
         return False
-    return not any(_names(pattern, weight.module) for pattern in scheme.skipped)
+    return not _covers(scheme.skipped)(weight.module)
 
 
 def _blocks(side: int, block: int | None) -> int:
@@ -80,21 +81,29 @@ def _bytes(bits: int) -> int:
     return -(-bits // 8)
 
 
-@lru_cache(maxsize=100_000)
-def _names(pattern: str, module: str) -> bool:
-    """Whether an entry of `ignore` or `modules_to_not_convert` covers `module` or a module it stands in."""
-    for name in (module, f"language_model.{module}"):
-        parts = name.split(".")
-        prefixes = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-        if pattern.startswith("re:"):
-            if any(re.match(pattern[3:], prefix) for prefix in prefixes):
-                return True
-        elif "*" in pattern:
-            if any(fnmatch.fnmatchcase(prefix, pattern) for prefix in prefixes):
-                return True
-        elif f".{pattern}." in f".{name}.":
+@lru_cache(maxsize=64)
+def _covers(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    """A test whether `ignore` or `modules_to_not_convert` covers a module or one it stands in.
+
+    An entry is a name or a run of its dotted parts, a ``*`` pattern, or a regular expression after ``re:``. In a
+    multimodal checkpoint the names begin with ``language_model.``
+    """
+    literal = frozenset(entry for entry in patterns if "*" not in entry and not entry.startswith("re:"))
+    others = [
+        re.compile(entry[3:] if entry.startswith("re:") else fnmatch.translate(entry))
+        for entry in patterns
+        if entry not in literal
+    ]
+
+    def covers(module: str) -> bool:
+        parts = ["language_model", *module.split(".")]
+        ends = range(1, len(parts) + 1)
+        if any(".".join(parts[start:end]) in literal for end in ends for start in range(end)):
             return True
-    return False
+        names = [".".join(parts[start:end]) for end in ends for start in (0, 1) if start < end]
+        return any(pattern.match(name) for pattern in others for name in names)
+
+    return lru_cache(maxsize=100_000)(covers)
 
 
 def read_scheme(config: Mapping[str, Any], unquantised_dtype: str, name: str) -> Scheme:
@@ -151,7 +160,7 @@ def _static_activations(keys: Keys) -> bool:
 
 def _modelopt(keys: Keys, unquantised: str) -> Scheme:
     keys.ignore(["producer", "kv_cache_scheme", "kv_cache_quant_algo", "config_groups", "group_size"])
-    skipped = _patterns(keys, "ignore", "exclude_modules")
+    skipped = _ignored(keys, "ignore", "exclude_modules")
     algorithm = keys.text("quant_algo")
     if algorithm == "FP8":
         # One fp32 scale for the weights and one for the inputs.
@@ -181,7 +190,7 @@ def _compressed_tensors(keys: Keys, unquantised: str) -> Scheme:
     keys.ignore(["kv_cache_scheme", "quantization_status", "global_compression_ratio", "version"])
     keys.one_of("sparsity_config", [None, {}], "but sparse weights are not known")
     keys.one_of("transform_config", [None, {}], "but transforms are not known")
-    skipped = _patterns(keys, "ignore")
+    skipped = _ignored(keys, "ignore")
     groups = keys.object("config_groups")
     if len(groups) != 1:
         raise keys.refuse("config_groups", f"has {len(groups)} groups; exactly one is known")
@@ -308,6 +317,14 @@ def _mxfp4(keys: Keys, unquantised: str) -> Scheme:
     keys.ignore(["dequantize"])
     skipped = _patterns(keys, "modules_to_not_convert")
     return Scheme("int4", unquantised, 4, 1, 32, _ONE_BYTE, skipped=skipped, experts_only=True)
+
+
+def _ignored(keys: Keys, *names: str) -> tuple[str, ...]:
+    """The modules left alone by a method that quantises every linear layer not named, the head included."""
+    patterns = _patterns(keys, *names)
+    if not _covers(patterns)("lm_head"):
+        raise keys.refuse(names[0], "does not leave lm_head alone, and a quantised head is not known")
+    return patterns
 
 
 def _patterns(keys: Keys, *names: str) -> tuple[str, ...]:

@@ -39,8 +39,8 @@ def dtype_bytes(dtype: str) -> float:
 
 def bytes_of(elements: int, dtype: str) -> int:
     """Bytes that `elements` numbers of `dtype` take: ceil(elements · bytes per element), exact for any size."""
-    size = elements * _bytes_per_element(dtype)
-    return -(-size.numerator // size.denominator)
+    size = _bytes_per_element(dtype)
+    return -(-elements * size.numerator // size.denominator)
 
 
 def _bytes_per_element(dtype: str) -> Fraction:

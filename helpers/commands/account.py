@@ -30,6 +30,7 @@ from helpers.accounts import (
     state_bytes,
     weight_bytes,
 )
+from helpers.accounts.units import positive_int
 from helpers.errors import InputError
 
 EXAMPLE = 'python -m helpers account llama-3.1-8b --context 8192 --gpu "H100 SXM"'
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Both accounts as the JSON object of ``--json``; sizes in bytes, times in seconds."""
     if args.gpus is not None and args.gpu is None:
         raise InputError("--gpus needs --gpu NAME")
+    positive_int(args.batch, "batch")
     model = read_config(args.config, ignore=args.ignore_key)
     parameters, experts = count_parameters(model), expert_counts(model)
     weights = weight_bytes(model, args.weights_dtype, args.tp)
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "conditions": {
             "context": args.context,
             "batch": args.batch,
-            "weights_dtype": args.weights_dtype or "as the config says",
+            "weights_dtype": args.weights_dtype or f"{_stored_format(model)} (config)",
             "kv_dtype": args.kv_dtype,
             "tp": args.tp,
             "engine": args.engine,
@@ -91,6 +93,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.gpu is not None:
         result |= _on_gpu(model, args, notes)
     return result
+
+
+def _stored_format(model: Model) -> str:
+    return model.weights_dtype if model.quantization is None else model.quantization["quant_method"]
 
 
 def _on_gpu(model: Model, args: argparse.Namespace, notes: list[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import helpers
 from helpers.accounts import format_bytes
+from helpers.errors import InputError
 from helpers.measure.machine import usable_cores, usable_memory_bytes
 
 EXAMPLE = "python -m helpers doctor"
@@ -92,7 +93,10 @@ def find_checks(wanted: Requirements) -> Iterator[Check]:
 
 
 def requirements(root: Path | None = None) -> Requirements:
-    """The project's requirements: from pyproject.toml in a checkout, else from the installed metadata."""
+    """The project's requirements: from pyproject.toml in a checkout, else from the installed metadata.
+
+    Raises InputError where there is neither.
+    """
     file = (root or Path(helpers.__file__).parents[1]) / "pyproject.toml"
     if file.is_file():
         project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
@@ -101,7 +105,10 @@ def requirements(root: Path | None = None) -> Requirements:
             return Requirements(
                 project["requires-python"], tuple(project["dependencies"]), tuple(extras.get("test", ()))
             )
-    about = metadata.metadata(PROJECT)
+    try:
+        about = metadata.metadata(PROJECT)
+    except metadata.PackageNotFoundError as error:
+        raise InputError(f"{PROJECT} is not installed and no pyproject.toml of it is beside the package") from error
     lines = [line.partition(";") for line in metadata.requires(PROJECT) or ()]
     required = tuple(name.strip() for name, _, marker in lines if "extra" not in marker)
     test = tuple(name.strip() for name, _, marker in lines if marker.strip().replace("'", '"') == 'extra == "test"')
@@ -241,10 +248,14 @@ def _within(version: str, specifiers: str) -> bool | None:
     """Is a version within a range such as ">=2.6,<3"; None where nothing here can compare versions."""
     try:
         from packaging.specifiers import SpecifierSet
+        from packaging.version import InvalidVersion
     except ImportError:
         return None
     bare = specifiers.partition(";")[0].rpartition("]")[2].strip()
-    return SpecifierSet(bare).contains(version, prereleases=True)
+    try:
+        return SpecifierSet(bare).contains(version, prereleases=True)
+    except InvalidVersion:
+        return False
 
 
 def _is_this_python(program: str) -> bool:

@@ -2,10 +2,8 @@
 
 import argparse
 import dataclasses
-import gc
 import sys
 import tempfile
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -69,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict:
+    from helpers.engine import decode_runner, prefill_runner
+
     check_target(args.out, force=args.force)
     device, dtype = chosen_device_and_dtype(args)
     progress(f"ceilings of {device} in {dtype}")
@@ -162,52 +162,6 @@ def load(name: str | None, dtype: str, device: str):
         model = read_config("smollm2-135m") if device == "cpu" else largest_that_fits(device, dtype)
     progress(f"random weights in the shape of {model.name}")
     return random_decoder(model, dtype, device), "random"
-
-
-def prefill_runner(decoder) -> Callable[[int], Callable[[], object]]:
-    """For `prefill_sweep`: from a prompt length to one whole prefill of that many random tokens."""
-    import torch
-
-    from helpers.engine import KVCache
-
-    def prepare(prompt_tokens: int) -> Callable[[], object]:
-        # A cache and its CUDA graph refer to each other: without this the memory of the last point is still held.
-        gc.collect()
-        cache = KVCache(decoder.model, 1, prompt_tokens, decoder.dtype, decoder.device)
-        tokens = torch.randint(decoder.model.vocab_size, (1, prompt_tokens), device=decoder.device)
-
-        def prefill():
-            cache.length = 0
-            return decoder(tokens, cache)
-
-        return prefill
-
-    return prepare
-
-
-def decode_runner(decoder) -> Callable[[int, int], Callable[[], object]]:
-    """For `decode_sweep`: from context and batch to one decode step at that context, the same at every call."""
-    import torch
-
-    from helpers.engine import KVCache
-
-    def prepare(context: int, batch: int) -> Callable[[], object]:
-        gc.collect()
-        cache = KVCache(decoder.model, batch, context, decoder.dtype, decoder.device)
-        for tensor in (*cache.keys, *cache.values):
-            # Written: memory that was only asked for is one page of zeros, read from the processor's cache.
-            tensor.normal_()
-        tokens = torch.randint(decoder.model.vocab_size, (batch, 1), device=decoder.device)
-
-        def step():
-            cache.length = context - 1
-            return decoder(tokens, cache)
-
-        # The first step records the CUDA graph; that is no part of a decode step.
-        step()
-        return step
-
-    return prepare
 
 
 def save_or_rescue(record: Record, path: str, *, force: bool) -> None:

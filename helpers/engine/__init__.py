@@ -5,6 +5,7 @@ from helpers.engine.dtypes import TORCH_DTYPES, dtype_name, torch_dtype
 from helpers.engine.generate import generate, prefill, stream
 from helpers.engine.kv_cache import KVCache
 from helpers.engine.linear import LAYOUTS, fastest_layout
+from helpers.engine.runners import decode_runner, prefill_runner
 from helpers.engine.smollm2 import cache_folder, load_smollm2, smollm2_folder
 from helpers.engine.tokenizer import Tokenizer, smollm2_tokenizer
 from helpers.engine.weights import expected_tensors, free_bytes, largest_that_fits, load_folder, random_decoder
@@ -17,6 +18,7 @@ __all__ = [
     "KVCache",
     "Tokenizer",
     "cache_folder",
+    "decode_runner",
     "dtype_name",
     "expected_tensors",
     "fastest_layout",
@@ -26,6 +28,7 @@ __all__ = [
     "load_folder",
     "load_smollm2",
     "prefill",
+    "prefill_runner",
     "random_decoder",
     "smollm2_folder",
     "smollm2_tokenizer",

@@ -17,44 +17,43 @@ READ_STEP = 512
 class GraphedStep:
     """The decode step of one decoder on one cache, recorded once for each multiple of `READ_STEP` slots read.
 
-    Called with tokens [B, 1] on the GPU, it returns the logits [B, vocab], and writes the slot ``cache.length``; the
-    caller advances the length. A graph works on fixed memory: tokens and slot are copied to where it reads them, and
-    the logits copied away from where it writes.
+    Called with tokens [B, 1] and the cache, both on the GPU, it returns the logits [B, vocab] and writes the slot
+    ``cache.length``; the caller advances the length. A graph works on fixed memory: tokens and slot are copied to
+    where it reads them, the logits away from where it writes them. So it serves the one cache that it recorded.
     """
 
-    def __init__(self, decoder: Decoder, cache: KVCache) -> None:
-        self.decoder, self.cache = decoder, cache
-        self.tokens = torch.zeros(cache.batch, 1, dtype=torch.long, device=decoder.device)
+    def __init__(self, decoder: Decoder, batch: int) -> None:
+        self.decoder = decoder
+        self.tokens = torch.zeros(batch, 1, dtype=torch.long, device=decoder.device)
         self.slot = torch.zeros(1, dtype=torch.long, device=decoder.device)
         self.recorded: dict[tuple[int, str], tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+    def __call__(self, tokens: torch.Tensor, cache: KVCache) -> torch.Tensor:
         self.tokens.copy_(tokens)
-        self.slot.fill_(self.cache.length)
-        end = slots_read(self.cache.length + 1, self.cache.max_tokens)
-        key = (end, self.decoder.attention)
+        self.slot.fill_(cache.length)
+        key = (slots_read(cache.length + 1, cache.max_tokens), self.decoder.attention)
         if key not in self.recorded:
-            self.recorded[key] = self._record(end)
+            self.recorded[key] = self._record(cache, key[0])
         graph, logits = self.recorded[key]
         graph.replay()
         return logits.clone()
 
-    def step(self, end: int) -> torch.Tensor:
-        """The computation that is recorded; any device can run it."""
-        return self.decoder.forward(self.tokens, self.slot, end, self.cache, last_only=True, fixed=True)
+    def step(self, cache: KVCache, end: int) -> torch.Tensor:
+        """The computation that is recorded, reading `end` slots; any device can run it."""
+        return self.decoder.forward(self.tokens, self.slot, end, cache, last_only=True, fixed=True)
 
-    def _record(self, end: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    def _record(self, cache: KVCache, end: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         # Warm-up on a side stream, as torch asks: libraries allocate their workspaces outside the recording. It
         # writes the slot that the replay writes again.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self.step(end)
+                self.step(cache, end)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            logits = self.step(end)
+            logits = self.step(cache, end)
         return graph, logits
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from helpers.accounts import DenseFFN, FullAttention, Model
 from helpers.engine.cuda_graph import GraphedStep
-from helpers.engine.dtypes import torch_dtype
+from helpers.engine.dtypes import dtype_name, torch_dtype
 from helpers.engine.kv_cache import KVCache
 from helpers.engine.linear import Linear
 from helpers.errors import InputError
@@ -75,13 +75,16 @@ class Decoder:
 
     @torch.inference_mode()
     def __call__(self, tokens: torch.Tensor, cache: KVCache | None = None, logits: str = "last") -> torch.Tensor:
+        if tokens.dim() != 2 or tokens.numel() == 0:
+            raise InputError(f"tokens must be [batch, count] with at least one token, not {list(tokens.shape)}")
         batch, count = tokens.shape
-        cache = cache or KVCache(self.model, batch, count, self.dtype, self.device)
+        if cache is None:
+            cache = KVCache(self.model, batch, count, self.dtype, self.device)
         check_call(self, batch, count, cache, logits)
         if count == 1 and self.cuda_graph:
             if cache.graphed_step is None or cache.graphed_step.decoder is not self:
-                cache.graphed_step = GraphedStep(self, cache)
-            out = cache.graphed_step(tokens)
+                cache.graphed_step = GraphedStep(self, batch)
+            out = cache.graphed_step(tokens, cache)
         else:
             slots = torch.arange(cache.length, cache.length + count, device=self.device)
             out = self.forward(tokens, slots, cache.length + count, cache, logits == "last")
@@ -143,15 +146,18 @@ class Block:
     ) -> torch.Tensor:
         batch, count, _ = x.shape
         qkv = self.qkv(rms_norm(x, self.attention_norm, self.eps)).view(batch, count, -1, self.head_dim)
-        queries, keys, values = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
+        heads, values = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
         if self.q_norm is not None:
-            queries, keys = rms_norm(queries, self.q_norm, self.eps), rms_norm(keys, self.k_norm, self.eps)
-        cache.write(index, slots, rotate(keys, *rotation), values)
+            queries, keys = heads.split((self.heads, self.kv_heads), dim=2)
+            heads = torch.cat((rms_norm(queries, self.q_norm, self.eps), rms_norm(keys, self.k_norm, self.eps)), 2)
+        queries, keys = rotate(heads, *rotation).split((self.heads, self.kv_heads), dim=2)
+        cache.write(index, slots, keys, values)
         seen_keys, seen_values = cache.keys[index][:, :, :end], cache.values[index][:, :, :end]
-        mixed = attend(rotate(queries, *rotation), seen_keys, seen_values, mask, causal, attention)
-        x = x + self.output(mixed)
+        # In place: the intermediates of a long prompt are megabytes, and what was just written is still in cache.
+        x += self.output(attend(queries, seen_keys, seen_values, mask, causal, attention))
         gate, up = self.gate_up(rms_norm(x, self.ffn_norm, self.eps)).chunk(2, dim=-1)
-        return x + self.down(F.silu(gate) * up)
+        x += self.down(F.silu(gate, inplace=True).mul_(up))
+        return x
 
     @property
     def nbytes(self) -> int:
@@ -282,8 +288,13 @@ def check_call(decoder: Decoder, batch: int, count: int, cache: KVCache, logits:
         raise InputError(f"attention {decoder.attention!r} is not known: choose 'fused' or 'naive'")
     if logits not in ("last", "all"):
         raise InputError(f"logits {logits!r} is not known: choose 'last' or 'all'")
-    if batch != cache.batch or count == 0:
+    if batch != cache.batch:
         raise InputError(f"tokens of shape [{batch}, {count}] do not fit a cache of batch {cache.batch}")
+    if cache.keys[0].dtype != decoder.dtype or (cache.model is not decoder.model and cache.model != decoder.model):
+        raise InputError(
+            f"the KV cache is for {cache.model.name} in {dtype_name(cache.keys[0].dtype)}, the decoder is "
+            f"{decoder.model.name} in {dtype_name(decoder.dtype)}"
+        )
     asked = cache.length + count
     if asked > cache.max_tokens:
         raise InputError(f"the KV cache holds {cache.max_tokens} tokens, {asked} were asked for")

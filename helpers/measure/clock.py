@@ -5,6 +5,7 @@ The clock waits for the device before both reads: CUDA events on a GPU, a monoto
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ A busy neighbour on one of two cores makes some 125 of them, a quiet machine 10 
 agree to a per cent and still be ten times too long: threads that wait for one another lose a whole time
 slice (4 to 16 ms) at each join, every time alike. So a small spread alone proves nothing.
 """
+
+COUNTS_INTERRUPTIONS = resource is not None and sys.platform == "linux"
+"""Other systems count other things under this name, so the limit, found on Linux, says nothing there."""
 
 FEWEST_SAMPLES = 7
 """Fewer samples than this are called noisy: a 97.5 % interval of the median does not exist below seven."""
@@ -169,6 +173,12 @@ class Paired:
         """Is a at least (at most) so many times as slow as b: "yes", "no" or "too noisy to say"."""
         return verdict(self.interval(confidence), at_least=at_least, at_most=at_most, confidence=confidence)
 
+    def to_text(self) -> str:
+        """One line for people: the median ratio, its interval and the number of pairs."""
+        found = self.interval()
+        interval = f"{found.coverage:.0%}: {found.low:.2f} to {found.high:.2f}"
+        return f"{found.median:.2f} times as long ({interval}, n = {found.n})"
+
 
 def says(
     a: Timing, b: Timing, *, at_least: float | None = None, at_most: float | None = None, confidence: float = 0.95
@@ -264,7 +274,7 @@ def time_call(
         )
     if not max_seconds > 0:
         raise InputError(f"max_seconds must be above 0, not {max_seconds}")
-    count = _interruptions if resource and timer is None and device == "cpu" else None
+    count = _interruptions if COUNTS_INTERRUPTIONS and timer is None and device == "cpu" else None
     timer = timer or timer_for(device)
     last, spent = _warm_up(fn, timer, warmup)
     calls = _calls_per_sample(last, min_sample_s)

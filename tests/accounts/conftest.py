@@ -187,6 +187,8 @@ def _qwen3_moe(depth: int, heads: int):
         "num_experts",
         moe_intermediate_size=st.integers(1, 20),
         decoder_sparse_step=st.integers(1, 3),
+        use_sliding_window=st.booleans(),
+        sliding_window=st.integers(1, 30),
         mlp_only_layers=st.lists(st.integers(0, depth - 1), unique=True),
         attention_bias=st.booleans(),
     )

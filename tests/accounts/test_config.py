@@ -34,9 +34,6 @@ def _windows(model):
     return [layer.attention.window for layer in model.layers]
 
 
-# --- files ------------------------------------------------------------------------------------------------------
-
-
 def test_a_file_its_folder_and_a_registry_name_give_the_same_model(tmp_path):
     folder = tmp_path / "llama-3.1-8b"
     folder.mkdir()
@@ -76,6 +73,24 @@ def test_a_malformed_file_is_refused_in_one_sentence(tmp_path, content, named):
     assert len(str(caught.value)) < 400
 
 
+def test_a_file_that_is_no_file_or_far_too_large_is_refused(tmp_path):
+    large = tmp_path / "large.json"
+    with large.open("wb") as file:
+        file.truncate(20_000_000)
+    with pytest.raises(InputError, match="larger than"):
+        read_config(large)
+    with pytest.raises(InputError, match="not a regular file"):
+        read_config("/dev/null")
+
+
+def test_a_deeply_nested_value_is_refused_not_followed(tmp_path):
+    deep = "[" * 700 + "]" * 700
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA)[:-1] + f', "quantization_config": {{"a": {deep}}}}}')
+    with pytest.raises(InputError, match="nest"):
+        read_config(path)
+
+
 def test_what_is_not_there_is_refused_by_name(tmp_path):
     with pytest.raises(InputError, match=r"no config\.json"):
         read_config(tmp_path)
@@ -85,8 +100,6 @@ def test_what_is_not_there_is_refused_by_name(tmp_path):
         with pytest.raises(InputError):
             read_config(bad)
 
-
-# --- keys -------------------------------------------------------------------------------------------------------
 
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size")
 NOT_A_SIZE = (None, 0, -1, "4096", 4096.0, True, [], {}, 10**30, float("nan"), float("inf"))
@@ -165,9 +178,6 @@ def test_an_unknown_key_is_refused_unless_it_is_ignored_by_name():
 def test_an_unsupported_model_type_is_refused_by_name(model_type):
     with pytest.raises(InputError, match=f"model_type '{model_type}'"):
         parse_config({**LLAMA, "model_type": model_type}, "mine")
-
-
-# --- what the keys mean -----------------------------------------------------------------------------------------
 
 
 def test_head_dim_is_read_where_given_and_computed_only_where_it_is_not():

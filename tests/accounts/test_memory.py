@@ -126,7 +126,7 @@ def test_gptq_carries_a_group_index_for_each_input():
 
 
 def test_modules_named_in_the_config_are_left_alone():
-    ignored = ["re:.*self_attn.*", "model.layers.0.mlp.down_proj", "model.layers.1.*"]
+    ignored = ["lm_head", "re:.*self_attn.*", "model.layers.0.mlp.down_proj", "model.layers.1.*"]
     group = {
         "targets": ["Linear"],
         "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
@@ -151,7 +151,8 @@ def test_modules_named_in_the_config_are_left_alone():
         ({**AWQ, "group_size": 0}, "group_size"),
         ({**AWQ, "surprise": 1}, "surprise"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size"),
-        ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "quant_algo"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8", "ignore": ["lm_head"]}, "quant_algo"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": []}, "lm_head"),
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.0.mlp.experts.7"]}, "single experts"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {}}, "format"),
     ],

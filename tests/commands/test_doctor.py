@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.commands import doctor
+from helpers.errors import InputError
 
 KERNEL_JSON = {"display_name": "Inference lab", "language": "python"}
 
@@ -79,7 +80,10 @@ def test_the_keys_are_those_promised(fit):
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
-@pytest.mark.parametrize(("version", "shown"), [(None, "missing"), ("1.13.1", "1.13.1"), ("99.0", "99.0")])
+@pytest.mark.parametrize(
+    ("version", "shown"),
+    [(None, "missing"), ("1.13.1", "1.13.1"), ("99.0", "99.0"), ("not-a-version", "not-a-version")],
+)
 def test_a_required_package_that_is_missing_too_old_or_too_new_exits_1_with_the_command(
     monkeypatch, fit, version, shown
 ):
@@ -219,14 +223,24 @@ def test_the_doctor_works_without_what_compares_versions_and_says_that_it_did_no
     assert "pip install packaging" in check(result, "torch")["mend"]
 
 
-def test_without_a_checkout_the_list_comes_from_the_installed_metadata(tmp_path, root):
-    from_checkout, installed = doctor.requirements(root), doctor.requirements(tmp_path)
-    names = [{doctor.check_package(r).name for r in found.required} for found in (from_checkout, installed)]
-    assert names[0] == names[1]
-    assert {doctor.check_package(r).name for r in installed.test} == {
-        doctor.check_package(r).name for r in from_checkout.test
-    }
-    assert installed.python == from_checkout.python
+def test_without_a_checkout_the_list_comes_from_the_installed_metadata(tmp_path, monkeypatch):
+    lines = ["torch<3,>=2.6", "pytest<10,>=8.3; extra == 'test'", 'inference-lab[test]; extra == "dev"']
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: lines)
+    monkeypatch.setattr(doctor.metadata, "metadata", lambda name: {"Requires-Python": ">=3.11"})
+    assert doctor.requirements(tmp_path) == doctor.Requirements(">=3.11", ("torch<3,>=2.6",), ("pytest<10,>=8.3",))
+
+
+def test_the_metadata_of_this_very_installation_is_understood(tmp_path):
+    found = doctor.requirements(tmp_path)
+    assert "torch" in {doctor.check_package(requirement).name for requirement in found.required}
+    assert "pytest" in {doctor.check_package(requirement).name for requirement in found.test}
+    assert doctor.check_python(found.python).ok
+
+
+def test_neither_a_checkout_nor_an_installation_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "PROJECT", "no-such-project-anywhere")
+    with pytest.raises(InputError, match="no-such-project-anywhere"):
+        doctor.requirements(tmp_path)
 
 
 def test_a_foreign_pyproject_beside_the_package_is_not_taken_for_ours(tmp_path):

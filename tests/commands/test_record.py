@@ -8,8 +8,7 @@ from safetensors.torch import save_file
 
 from helpers import cli
 from helpers.commands import record as command
-from helpers.engine import KVCache, expected_tensors, random_decoder
-from helpers.errors import InputError
+from helpers.engine import expected_tensors, random_decoder
 from helpers.measure import load_record, measure_ceilings
 
 TINY = {
@@ -126,30 +125,6 @@ def test_a_record_that_cannot_be_written_after_all_is_kept_elsewhere(capsys, tmp
     assert load_record(kept).model
 
 
-def test_a_timed_step_does_the_same_work_at_every_call(tiny):
-    decoder = random_decoder(command_model(tiny))
-    step = command.decode_runner(decoder)(16, 2)
-    first, second = step(), step()
-    assert first.shape == (2, 256)
-    assert torch.equal(first, second)
-    prefill = command.prefill_runner(decoder)(16)
-    assert torch.equal(prefill(), prefill())
-
-
-def test_the_cache_of_a_timed_step_is_written_memory(tiny, monkeypatch):
-    made = []
-
-    class Watched(KVCache):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            made.append(self)
-
-    monkeypatch.setattr("helpers.engine.KVCache", Watched)
-    command.decode_runner(random_decoder(command_model(tiny)))(16, 2)
-    (cache,) = made
-    assert all((tensor != 0).all() for tensor in (*cache.keys, *cache.values))
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
 @pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize("positions", [64, 2048, 131072])
@@ -158,9 +133,3 @@ def test_a_plan_stays_within_the_models_positions(device, quick, positions):
     assert max(chosen.prompt_lengths) <= positions
     assert max(chosen.contexts) <= positions
     assert chosen.prompt_lengths and chosen.contexts and 1 in chosen.batches
-
-
-def test_a_plan_longer_than_the_model_would_be_refused_by_the_engine(tiny):
-    decoder = random_decoder(command_model(tiny))
-    with pytest.raises(InputError, match="512"):
-        command.prefill_runner(decoder)(513)

@@ -57,7 +57,7 @@ def test_a_sharded_folder_loads_as_the_single_file_does(folder, tmp_path):
     (folder / "model.safetensors").unlink()
     weight_map = {name: file for file, part in shards.items() for name in part}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    assert torch.equal(load_folder(folder)(tokens), wanted)
+    torch.testing.assert_close(load_folder(folder)(tokens), wanted)
     (folder / "b.safetensors").unlink()
     with pytest.raises(InputError, match=r"b\.safetensors is missing"):
         load_folder(folder)
@@ -100,7 +100,7 @@ def test_a_repeated_tied_head_is_allowed(folder):
     tokens = torch.tensor([[1, 2, 3]])
     wanted = load_folder(folder)(tokens)
     change(folder, lm_head__weight=torch.zeros(97, 32))
-    assert torch.equal(load_folder(folder)(tokens), wanted)
+    torch.testing.assert_close(load_folder(folder)(tokens), wanted)
 
 
 @pytest.mark.parametrize("damage", [b"", b"not safetensors", None])
@@ -122,8 +122,7 @@ def test_folders_without_config_or_weights_are_refused(folder):
 
 
 def test_random_weights_repeat_with_their_seed(tiny_model):
-    tokens = torch.tensor([[1, 2, 3]])
-    one, same, other = (random_decoder(tiny_model("qwen3"), seed=seed)(tokens) for seed in (1, 1, 2))
+    one, same, other = (random_decoder(tiny_model("qwen3"), seed=seed).head.stored for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
@@ -155,12 +154,12 @@ def test_nothing_fits_into_too_little(monkeypatch):
         largest_that_fits("cpu")
 
 
-def test_a_registry_shape_with_few_layers_runs(monkeypatch):
+def test_a_registry_shape_with_one_layer_runs_in_bf16():
     import dataclasses
 
     model = read_config("llama-3.2-1b")
     short = dataclasses.replace(model, layers=model.layers[:1], vocab_size=1000)
-    decoder = random_decoder(short, "bf16")
-    cache = KVCache(short, 1, 8, "bf16")
-    assert decoder(torch.zeros(1, 7, dtype=torch.long), cache).isfinite().all()
+    decoder = random_decoder(short, "bf16", layout="output-major")
+    cache = KVCache(short, 1, 5, "bf16")
+    assert decoder(torch.zeros(1, 4, dtype=torch.long), cache).isfinite().all()
     assert decoder(torch.zeros(1, 1, dtype=torch.long), cache).isfinite().all()

@@ -153,8 +153,22 @@ def test_use_falls_back_to_the_reference_and_says_so(capsys):
     reference = find("1.1").reference
     assert check.use("1.1", lambda *arguments: 0) is reference
     assert "not yet; from here on the reference solution is used" in capsys.readouterr().out
-    assert check.use("1.1", reference) is reference
+
+    def mine(*arguments):
+        return reference(*arguments)
+
+    assert check.use("1.1", mine) is mine
     assert "your function is used" in capsys.readouterr().out
+
+
+def test_a_use_cell_run_twice_does_not_count_the_reference_as_the_learners_work(capsys):
+    function = check.use("1.1", lambda *arguments: 0)
+    again = check.use("1.1", function)
+    assert again is function
+    check.summary("01")
+    out = capsys.readouterr().out
+    assert out.count("not yet; from here on the reference solution is used") == 2
+    assert "0 of" in out and "correct  " not in out
 
 
 def test_the_summary_tells_the_states_of_the_last_checks(capsys):

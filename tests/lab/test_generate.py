@@ -7,6 +7,7 @@ from nbformat import v4
 
 from helpers.errors import InputError
 from helpers.lab import generate, notebook_file
+from helpers.lab.exercises import find
 
 ANSWER = '''def weight_bytes(parameters, bits_per_parameter):
     """Bytes."""
@@ -32,10 +33,11 @@ def solution(answer=ANSWER, answer_id="exercise-1-1-answer"):
 
 def test_a_solution_becomes_a_blank_at_the_same_indentation():
     lab = generate.lab_of(solution(), "01_x.ipynb")
+    title = find("1.1").title
     assert lab.cells[-1].source == (
         'def weight_bytes(parameters, bits_per_parameter):\n    """Bytes."""\n'
-        "    # Exercise 1.1: Weight bytes from the parameter count. Replace the next line with your code.\n"
-        '    raise NotImplementedError("Exercise 1.1: Weight bytes from the parameter count")\n\n\n'
+        f"    # Exercise 1.1: {title} — replace the next line with your code.\n"
+        f'    raise NotImplementedError("Exercise 1.1: {title}")\n\n\n'
         'check.exercise("1.1", weight_bytes)'
     )
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from simulated import SimulatedTimer, nothing, scripted, steady
 
 from helpers.errors import InputError
-from helpers.measure import Paired, Timing, paired, says, time_call, timer_for
+from helpers.measure import Paired, Timing, clock, paired, says, time_call, timer_for
 from helpers.measure.clock import FEWEST_SAMPLES, INTERRUPTION_LIMIT
 
 
@@ -106,6 +106,8 @@ def test_pairs_find_the_true_ratio_on_a_drifting_machine_where_two_separate_timi
     result = paired(a, b, timer=drifting(costs, 0.01), max_pairs=30, **limits)
     assert result.ratio == pytest.approx(1.2, rel=0.011)
     assert result.says(at_least=1.1, at_most=1.3) == "yes"
+    assert result.says(at_least=1.5) == "no"
+    assert result.to_text().startswith("1.2") and "n = 30" in result.to_text()
     timer = drifting(costs, 0.01)
     alone = [time_call(fn, timer=timer, max_repeats=30, **limits) for fn in (a, b)]
     assert alone[0].median_s / alone[1].median_s < 1.0
@@ -124,6 +126,25 @@ def test_a_planted_slow_function_is_called_slow_and_an_equal_one_is_not():
 def test_too_few_samples_say_nothing():
     assert says(Timing((2.0,) * 5), Timing((1.0,) * 50), at_least=1.5) == "too noisy to say"
     assert says(Timing((2.0,) * 50), Timing((1.0,) * 50), at_least=1.5) == "yes"
+
+
+def test_the_spread_of_either_call_widens_what_can_be_said():
+    sharp, wide = Timing((2.0,) * 20), Timing((1.0,) * 10 + (1.9,) * 10)
+    # Ratios between 2 ÷ 1.9 and 2 ÷ 1, and the other way round.
+    assert says(sharp, wide, at_least=1.5) == "too noisy to say"
+    assert says(sharp, wide, at_least=1.05) == "yes"
+    assert says(sharp, wide, at_least=2.1) == "no"
+    assert says(wide, sharp, at_most=0.6) == "too noisy to say"
+    assert says(wide, sharp, at_most=0.96) == "yes"
+
+
+@pytest.mark.skipif(not clock.COUNTS_INTERRUPTIONS, reason="this system does not count context switches")
+def test_the_real_clock_counts_interruptions_while_sampling_only(monkeypatch):
+    counts = iter((1000, 1500))
+    monkeypatch.setattr(clock, "_interruptions", lambda: next(counts))
+    timing = time_call(lambda: time.sleep(0.002), warmup=1, min_repeats=5, max_repeats=5)
+    assert timing.interruptions_per_s == pytest.approx(500 / sum(timing.samples))
+    assert timing.interrupted == (timing.interruptions_per_s > INTERRUPTION_LIMIT * timing.threads)
 
 
 def test_interrupted_timings_are_noisy_and_say_nothing_however_small_their_spread():
@@ -177,10 +198,17 @@ def test_the_summary_is_ordered(samples):
     assert timing.noisy or (timing.n >= FEWEST_SAMPLES and timing.spread <= 0.10)
 
 
-def test_the_real_clock_sees_a_sleep_and_carries_where_it_was_measured():
-    timing = time_call(lambda: time.sleep(0.01), warmup=1, min_repeats=3, max_repeats=3, dtype="fp32")
-    # sleep never returns early; how late it returns is the machine's business.
-    assert timing.min_s >= 0.0099
+def test_the_real_clock_spans_the_whole_call_and_carries_where_it_was_measured():
+    inside = []
+
+    def call():
+        start = time.perf_counter()
+        time.sleep(0.005)
+        inside.append(time.perf_counter() - start)
+
+    timing = time_call(call, warmup=1, min_repeats=5, max_repeats=5, dtype="fp32")
+    assert len(inside) == 6
+    assert all(outer >= inner for outer, inner in zip(timing.samples, inside[1:], strict=True))
     assert (timing.device, timing.dtype, timing.threads) == ("cpu", "fp32", torch.get_num_threads())
     assert timing.versions["torch"] == torch.__version__
 
