@@ -72,6 +72,7 @@ labs: $(CORE)
 refresh: $(CORE)
 	$(PY) -m helpers.lab.execute notebooks/*.ipynb solutions/*.ipynb
 	$(PY) -m helpers.lab.generate
+	$(PY) -m helpers.lab.picture notebooks/02_prefill_vs_decode.ipynb roofline-figure docs/roofline.png
 
 bench: $(TEST)
 	$(PY) bench/engine_speed.py

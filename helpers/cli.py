@@ -12,6 +12,7 @@ of the module's docstring is its help. Heavy imports (torch) belong inside ``run
 """
 
 import argparse
+import errno
 import importlib
 import json
 import os
@@ -27,7 +28,8 @@ class _Parser(argparse.ArgumentParser):
     """argparse that keeps the contract: bad input is one line ``error: …`` and exit code 2."""
 
     def error(self, message: str) -> None:
-        print(f"error: {message} (see `{self.prog} --help`)", file=sys.stderr)
+        # argparse repeats unknown arguments as they are, line breaks included.
+        print(f"error: {' '.join(message.split())} (see `{self.prog} --help`)", file=sys.stderr)
         sys.exit(2)
 
 
@@ -53,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns its exit code (0 success, 2 bad input)."""
+    """Run one command; returns its exit code (0 success, 2 bad input, 70 our fault, 74 stdout takes nothing)."""
     args = build_parser().parse_args(argv)
     try:
         result = args.module.run(args)
@@ -74,8 +76,26 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 70
     try:
-        print(text, flush=True)
+        _print_whole(text)
     except BrokenPipeError:
-        # `… | head` closed the pipe: keep the interpreter's own flush at exit from complaining.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # `… | head` closed the pipe, which is no error.
+        _silence_stdout()
+    except OSError as error:
+        print(f"error: the result could not be written to stdout ({error.strerror or error})", file=sys.stderr)
+        _silence_stdout()
+        return 74
     return getattr(args.module, "exit_code", lambda _: 0)(result)
+
+
+def _print_whole(text: str) -> None:
+    """Print `text` on stdout, all of it or OSError; a stdout that is not UTF-8 shows ``?`` for what it lacks."""
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, "it is closed")
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), flush=True)
+
+
+def _silence_stdout() -> None:
+    """Keep the interpreter's own flush at exit from complaining about what could not be written."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

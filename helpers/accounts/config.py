@@ -127,7 +127,7 @@ _MUST_BE_OFF: Mapping[str, tuple[Any, ...]] = {
 def read_config(source: str | Path, ignore: Collection[str] = ()) -> Model:
     """The model of a config.json: `source` is its path, the path of its folder, or a name of the registry.
 
-    `ignore` names keys to leave unread although they are not known. A path that exists wins over a registry name.
+    `ignore` names keys to leave unread (see `parse_config`). A path that exists wins over a registry name.
     Raises InputError for a file that cannot be read or understood, naming the file and the key.
     """
     if not isinstance(source, str | Path) or not str(source):
@@ -135,10 +135,16 @@ def read_config(source: str | Path, ignore: Collection[str] = ()) -> Model:
     path = Path(source)
     try:
         exists = path.exists()
+    except PermissionError:
+        # It may well be there: reading it says what stands in the way.
+        exists = True
     except (OSError, ValueError):
         exists = False
     if exists:
-        return _read_file(path, ignore)
+        try:
+            return _read_file(path, ignore)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror or type(error).__name__})") from None
     registry = model_registry()
     name = str(source).lower()
     if name not in registry:
@@ -174,8 +180,6 @@ def _read_file(path: Path, ignore: Collection[str]) -> Model:
     name = name.encode("utf-8", "replace").decode()
     try:
         text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or type(error).__name__})") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not a text file in UTF-8") from None
     try:
@@ -201,9 +205,10 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def parse_config(config: Mapping[str, Any], name: str, ignore: Collection[str] = ()) -> Model:
     """The model that the object of a config.json describes; `name` is what to call it.
 
-    Every key is read, known to be harmless, or refused by name; `ignore` names keys to skip. A missing key takes the
-    default of the transformers configuration class where real files leave it out, and `Model.notes` says so.
-    A multimodal config gives its language model (text_config) alone, and the notes say so.
+    Every key is read, known to be harmless, or refused by name; keys named in `ignore` are treated as missing (at
+    the top, in text_config and in quantization_config). A missing key takes the default of the transformers
+    configuration class where real files leave it out. `Model.notes` says both. A multimodal config gives its
+    language model (text_config) alone, and the notes say so too.
 
     Raises InputError, naming the key, for anything missing, malformed, contradictory or unknown.
     """
@@ -216,22 +221,24 @@ def parse_config(config: Mapping[str, Any], name: str, ignore: Collection[str] =
 def _parse(config: Mapping[str, Any], name: str, ignore: Collection[str]) -> Model:
     if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
         raise InputError(f"{name}: a config must be a JSON object")
+    config, ignored = _without_ignored(config, ignore)
     model_type = Keys(config, name).text("model_type")
-    notes: list[str] = []
+    notes = [f"left unread, as asked: {', '.join(ignored)}"] if ignored else []
     quantization, dtype = config.get("quantization_config"), None
     if model_type in _WRAPPERS:
-        text, quantization, dtype, tied, note = _unwrap(config, name, model_type, ignore)
+        text, quantization, dtype, tied, note = _unwrap(config, name, model_type)
         notes.append(note)
         keys = Keys(text, f"{name}: text_config")
-        keys.ignore(ignore)
         if tied is not None:
             keys.same_as("tie_word_embeddings", "tie_word_embeddings outside text_config", tied)
             keys.values = {**text, "tie_word_embeddings": tied}
     else:
         keys = Keys(config, name)
-        keys.ignore(ignore)
         if "text_config" in config:
-            raise InputError(f"{name}: model_type {model_type!r} with a text_config is not supported by this version")
+            raise InputError(
+                f"{name}: model_type {model_type!r} with a text_config is not supported by this version "
+                f"(known: {', '.join(_WRAPPERS)})"
+            )
     inner_type = keys.text("model_type")
     if inner_type not in ARCHITECTURES:
         raise InputError(
@@ -241,12 +248,23 @@ def _parse(config: Mapping[str, Any], name: str, ignore: Collection[str]) -> Mod
     return _parse_text_model(keys, name, model_type, inner_type, notes, quantization, dtype)
 
 
+def _without_ignored(config: Mapping[str, Any], ignore: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """`config` without the keys of `ignore`, at its top, in text_config and in quantization_config; and those found."""
+    kept = {key: value for key, value in config.items() if key not in ignore}
+    found = {key for key in config if key in ignore}
+    for part in ("text_config", "quantization_config"):
+        if isinstance(kept.get(part), dict):
+            kept[part], inside = _without_ignored(kept[part], ignore)
+            found.update(inside)
+    return kept, sorted(found)
+
+
 def _unwrap(
-    config: Mapping[str, Any], name: str, model_type: str, ignore: Collection[str]
+    config: Mapping[str, Any], name: str, model_type: str
 ) -> tuple[dict[str, Any], Any, str | None, bool | None, str]:
     outer = Keys(config, name)
     text = dict(outer.object("text_config"))
-    outer.ignore(["model_type", *_WRAPPERS[model_type], *_HARMLESS, *ignore])
+    outer.ignore(["model_type", *_WRAPPERS[model_type], *_HARMLESS])
     _refuse_switched_on(outer)
     _check_architectures(outer)
     dtype = _dtype(outer)

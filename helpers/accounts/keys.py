@@ -111,8 +111,7 @@ class Keys:
             if key not in self.read:
                 raise self.refuse(
                     key,
-                    "is not known for this model_type and might change the answer "
-                    "(if it does not, name it to --ignore-key)",
+                    "is not known here and might change the answer (if it does not, name it to --ignore-key)",
                 )
 
 

@@ -116,7 +116,8 @@ def read_scheme(config: Mapping[str, Any], unquantised_dtype: str, name: str) ->
     method = keys.text("quant_method")
     if method not in _METHODS:
         raise keys.refuse(
-            "quant_method", f"{method[:40]!r} is not known (known: {', '.join(_METHODS)}); give a weights dtype instead"
+            "quant_method",
+            f"{method[:40]!r} is not known (known: {', '.join(_METHODS)}); give --weights-dtype instead",
         )
     scheme = _METHODS[method](keys, unquantised_dtype)
     keys.refuse_unread()
@@ -219,6 +220,10 @@ def _compressed_weights(weights: Keys, unquantised: str, skipped: tuple[str, ...
     )
     if (kind, bits) not in (("int", 4), ("int", 8), ("float", 8), ("float", 4)):
         raise weights.refuse("num_bits", f"{bits} of type {kind[:20]!r} is not known")
+    scales = ["torch.float8_e4m3fn"] if (kind, bits) == ("float", 4) else ["torch.bfloat16", "torch.float16"]
+    weights.one_of("scale_dtype", [None, *scales], "which is not known")
+    weights.ignore(["actorder", "dynamic", "observer", "observer_kwargs", "zp_dtype"])
+    weights.refuse_unread()
     if (kind, bits) == ("float", 4):
         if strategy != "tensor_group" or group != 16:
             raise weights.refuse("strategy", "of 4-bit floats must be tensor_group with group_size 16")

@@ -9,6 +9,7 @@ from typing import Any
 from helpers.accounts import (
     COMPONENTS,
     DTYPES,
+    FullAttention,
     Model,
     compute_dtype_on,
     count_parameters,
@@ -63,6 +64,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     notes = list(model.notes)
     if args.context > model.max_position_embeddings:
         notes.append(f"the context {args.context} is beyond max_position_embeddings ({model.max_position_embeddings})")
+    notes += _uneven_kv_heads(model, args.tp)
+    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        if (model.quantization or {}).get(key) is not None:
+            notes.append(
+                f"the config asks for a quantised KV cache ({key}): the sizes are for --kv-dtype {args.kv_dtype}"
+            )
     result: dict[str, Any] = {
         "model": model.name,
         "model_type": model.model_type,
@@ -95,6 +102,16 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def _uneven_kv_heads(model: Model, tp: int) -> list[str]:
+    """What to say where KV heads neither divide by `tp` nor the other way round."""
+    counts = {layer.attention.kv_heads for layer in model.layers if isinstance(layer.attention, FullAttention)}
+    return [
+        f"{heads} KV heads are not shared evenly by {tp} ranks: vLLM refuses this, and the sizes are a lower bound"
+        for heads in sorted(counts)
+        if heads % tp and tp % heads
+    ]
+
+
 def _stored_format(model: Model) -> str:
     return model.weights_dtype if model.quantization is None else model.quantization["quant_method"]
 
@@ -107,6 +124,13 @@ def _on_gpu(model: Model, args: argparse.Namespace, notes: list[str]) -> dict[st
         capacity = None
     else:
         capacity = max_concurrency(model, args.context, gpu, gpus, args.tp, args.weights_dtype, args.kv_dtype)
+        if not capacity.weights_fit:
+            notes.append(f"the weights do not fit in {gpus} × {gpu.name}: no floor time is reached there")
+        elif args.batch > capacity.max_concurrency:
+            notes.append(
+                f"batch {args.batch} at {args.context} tokens does not fit in {gpus} × {gpu.name} "
+                f"(at most {capacity.max_concurrency}): its decode floor is not reached there"
+            )
     if gpus > args.tp:
         notes.append(f"floor times are those of {args.tp} GPU(s) working on a step together (--tp), not of all {gpus}")
     options = {"weights_dtype": args.weights_dtype, "kv_dtype": args.kv_dtype, "tp": args.tp}

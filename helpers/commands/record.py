@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from helpers import __version__
+from helpers.accounts import read_config
 from helpers.commands.ceilings import add_device_arguments, chosen_device_and_dtype
 from helpers.errors import InputError
 from helpers.measure import (
@@ -71,6 +72,9 @@ def run(args: argparse.Namespace) -> dict:
 
     check_target(args.out, force=args.force)
     device, dtype = chosen_device_and_dtype(args)
+    if args.model not in (None, REAL_MODEL):
+        # A name that does not exist should not cost the minutes of the ceilings first.
+        read_config(args.model)
     progress(f"ceilings of {device} in {dtype}")
     # First of all: a device or dtype that does not exist is refused before any weights are made.
     ceilings = measure_ceilings(device, dtype, quick=args.quick, fresh=True)
@@ -149,7 +153,6 @@ def as_rows(sweep: Sweep) -> list[dict]:
 
 def load(name: str | None, dtype: str, device: str):
     """The decoder to measure and whether its weights are "random" or "real"."""
-    from helpers.accounts import read_config
     from helpers.engine import largest_that_fits, load_folder, load_smollm2, random_decoder
 
     if name == REAL_MODEL:

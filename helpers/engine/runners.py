@@ -1,6 +1,5 @@
 """The two things the course times: one whole prefill, and one decode step at a fixed context."""
 
-import gc
 from collections.abc import Callable
 
 import torch
@@ -9,14 +8,12 @@ from helpers.engine.decoder import Decoder
 from helpers.engine.kv_cache import KVCache
 
 
-def prefill_runner(decoder: Decoder) -> Callable[[int], Callable[[], object]]:
-    """For `prefill_sweep`: from a prompt length to one whole prefill of that many random tokens."""
+def prefill_runner(decoder: Decoder) -> Callable[..., Callable[[], object]]:
+    """For `prefill_sweep`: from a prompt length (and a batch) to one whole prefill of that many random tokens."""
 
-    def prepare(prompt_tokens: int) -> Callable[[], object]:
-        # A cache and its CUDA graph refer to each other: without this the memory of the last point is still held.
-        gc.collect()
-        cache = KVCache(decoder.model, 1, prompt_tokens, decoder.dtype, decoder.device)
-        tokens = torch.randint(decoder.model.vocab_size, (1, prompt_tokens), device=decoder.device)
+    def prepare(prompt_tokens: int, batch: int = 1) -> Callable[[], object]:
+        cache = KVCache(decoder.model, batch, prompt_tokens, decoder.dtype, decoder.device)
+        tokens = torch.randint(decoder.model.vocab_size, (batch, prompt_tokens), device=decoder.device)
 
         def prefill():
             cache.length = 0
@@ -31,7 +28,6 @@ def decode_runner(decoder: Decoder) -> Callable[[int, int], Callable[[], object]
     """For `decode_sweep`: from context and batch to one decode step at that context, the same at every call."""
 
     def prepare(context: int, batch: int) -> Callable[[], object]:
-        gc.collect()
         cache = KVCache(decoder.model, batch, context, decoder.dtype, decoder.device)
         for tensor in (*cache.keys, *cache.values):
             # Written: memory that was only asked for is one page of zeros, read from the processor's cache.

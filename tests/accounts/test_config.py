@@ -1,6 +1,9 @@
 """Reading config.json: right, or refused in one sentence that names the key or the file."""
 
+import errno
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -174,6 +177,26 @@ def test_an_unknown_key_is_refused_unless_it_is_ignored_by_name():
     assert parse_config(config, "mine", ignore="_comment").layers == read_config("llama-3.1-8b").layers
 
 
+def test_an_ignored_key_is_really_left_unread_and_the_notes_say_so():
+    model = parse_config(LLAMA, "mine", ignore=["num_key_value_heads"])
+    assert model.layers[0].attention.kv_heads == 32 != LLAMA["num_key_value_heads"]
+    assert "left unread, as asked: num_key_value_heads" in model.notes
+    with pytest.raises(InputError, match="'hidden_size' is missing"):
+        parse_config(LLAMA, "mine", ignore=["hidden_size"])
+    assert not any("left unread" in note for note in parse_config(LLAMA, "mine", ignore=["absent"]).notes)
+
+
+def test_a_key_is_ignored_in_text_config_and_in_quantization_config_too():
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+    config = {**LLAMA, "quantization_config": {**awq, "mine": 1}}
+    with pytest.raises(InputError, match=r"'mine'.*--ignore-key"):
+        weight_bytes(parse_config(config, "x"))
+    plain = parse_config({**LLAMA, "quantization_config": awq}, "x")
+    assert weight_bytes(parse_config(config, "x", ignore=["mine"])) == weight_bytes(plain)
+    wrapped = {"model_type": "gemma3", "text_config": {**model_registry()["gemma-3-27b"]["config"], "mine": 1}}
+    assert parse_config(wrapped, "x", ignore=["mine"]).layers == read_config("gemma-3-27b").layers
+
+
 @pytest.mark.parametrize("model_type", ["mamba", "falcon", "gpt2", "LLAMA", "", "gemma3n"])
 def test_an_unsupported_model_type_is_refused_by_name(model_type):
     with pytest.raises(InputError, match=f"model_type '{model_type}'"):
@@ -298,3 +321,19 @@ def test_a_parsed_model_keeps_nothing_of_the_callers_object():
     config["rope_scaling"]["factor"] = 1
     assert model.decoder.rope_scaling["factor"] == 8.0
     assert hash(model) == hash(parse_config(LLAMA, "mine"))
+
+
+@pytest.mark.parametrize("method", ["exists", "is_file", "read_bytes"])
+def test_a_path_that_may_not_be_read_is_refused_by_name(monkeypatch, tmp_path, method):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+
+    def forbidden(self, *arguments, **named):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    # Patched rather than made unreadable: root may read everything.
+    monkeypatch.setattr(Path, method, forbidden)
+    if method == "exists":
+        monkeypatch.setattr(Path, "is_dir", forbidden)
+    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\)") as refusal:
+        read_config(tmp_path)
+    assert str(tmp_path) in str(refusal.value)

@@ -79,32 +79,24 @@ def test_llama_405b_fp8_keeps_attention_in_bf16():
     assert weights.attention == 2 * count_parameters(read_config("llama-3.1-405b")).attention
 
 
+def _compressed(**weights):
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True, **weights}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
 @pytest.mark.parametrize(
     ("quantization", "bits_per_weight"),
     [
         (AWQ, 4 + (16 + 4) / 128),
         ({**AWQ, "zero_point": False, "group_size": 32}, 4 + 16 / 32),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8 + 32 / 128**2),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "format": "pack-quantized",
-                "ignore": ["lm_head"],
-                "config_groups": {
-                    "group_0": {
-                        "targets": ["Linear"],
-                        "weights": {
-                            "num_bits": 4,
-                            "type": "int",
-                            "strategy": "group",
-                            "group_size": 32,
-                            "symmetric": True,
-                        },
-                    }
-                },
-            },
-            4 + 16 / 32,
-        ),
+        (_compressed(), 4 + 16 / 32),
+        (_compressed(scale_dtype="torch.bfloat16", zp_dtype=None, actorder=None, observer="mse"), 4 + 16 / 32),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}, 4 + 8 / 16),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, 8),
     ],
@@ -155,6 +147,8 @@ def test_modules_named_in_the_config_are_left_alone():
         ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": []}, "lm_head"),
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.0.mlp.experts.7"]}, "single experts"),
         ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {}}, "format"),
+        (_compressed(surprise=1), "surprise"),
+        (_compressed(scale_dtype="torch.float32"), "scale_dtype"),
     ],
 )
 def test_a_quantization_that_is_not_understood_is_refused_unless_a_dtype_is_given(quantization, named):

@@ -130,6 +130,42 @@ def test_a_context_beyond_the_models_positions_is_noted(command):
     assert any("max_position_embeddings" in note for note in json.loads(out)["notes"])
 
 
+def _notes(command, *arguments):
+    code, out, _ = command(*arguments, "--json")
+    assert code == 0
+    return " | ".join(json.loads(out)["notes"])
+
+
+def test_what_does_not_fit_the_device_is_noted_beside_its_floor_times(command):
+    assert "weights do not fit in 1 × H100 SXM" in _notes(command, "llama-3.1-70b", "--gpu", "H100 SXM")
+    assert "fit" not in _notes(command, "llama-3.1-70b", "--gpu", "H100 SXM", "--tp", "4")
+    assert "fit" not in _notes(command, "llama-3.1-8b", "--gpu", "H100 SXM", "--batch", "128")
+    assert "batch 129 at 4096 tokens does not fit" in _notes(
+        command, "llama-3.1-8b", "--gpu", "H100 SXM", "--batch", "129"
+    )
+
+
+@pytest.mark.parametrize(("model", "tp", "noted"), [("phi-4", 4, True), ("qwen2.5-7b", 7, True), ("phi-4", 5, False)])
+def test_kv_heads_that_no_engine_shares_evenly_are_noted(command, model, tp, noted):
+    assert ("KV heads are not shared evenly" in _notes(command, model, "--tp", str(tp))) == noted
+
+
+def test_a_config_that_asks_for_a_quantised_kv_cache_is_noted(command, tmp_path):
+    quantization = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "kv_cache_scheme": None}
+    path = tmp_path / "config.json"
+    config = {**model_registry()["llama-3.1-8b"]["config"], "quantization_config": quantization}
+    path.write_text(json.dumps(config))
+    assert "KV cache" not in _notes(command, str(path))
+    quantization["kv_cache_scheme"] = {"num_bits": 8, "type": "float", "dynamic": False}
+    path.write_text(json.dumps(config))
+    assert "(kv_cache_scheme): the sizes are for --kv-dtype bf16" in _notes(command, str(path))
+
+
+def test_latent_attention_and_replicated_kv_heads_need_no_such_note(command):
+    assert "KV heads" not in _notes(command, "deepseek-v3", "--tp", "8")
+    assert "KV heads" not in _notes(command, "llama-3.1-8b", "--tp", "32")
+
+
 def test_the_example_of_the_help_works_as_written(command):
     import shlex
 

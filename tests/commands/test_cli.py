@@ -1,6 +1,7 @@
 """The contract of the command line that every command keeps."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from helpers import cli
 from helpers.errors import InputError
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "helpers", *arguments], capture_output=True, text=True)
+def run(*arguments: str, **options) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "helpers", *arguments], capture_output=True, text=True, **options)
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -50,6 +51,32 @@ def test_the_example_runs_as_written_and_its_json_is_one_object(command):
     done = run(*words[3:], "--json")
     assert done.returncode in (0, 1) if command == "doctor" else done.returncode == 0, done.stderr
     assert isinstance(json.loads(done.stdout), dict)
+
+
+def test_an_argument_with_line_breaks_is_still_refused_in_one_line():
+    done = run("doctor", "--no-such-option", "a\nb")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+def test_a_terminal_without_unicode_gets_the_text_and_no_traceback():
+    done = run("account", "llama-3.1-8b", "--gpu", "H100 SXM", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 ? H100 SXM" in done.stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a stdout that takes nothing")
+@pytest.mark.parametrize("redirection", [">/dev/full", ">&-"])
+def test_a_stdout_that_takes_nothing_is_one_line_and_no_success(redirection):
+    line = f"{shlex.quote(sys.executable)} -m helpers account llama-3.1-8b {redirection}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+    assert done.returncode == 74
+    assert done.stderr.startswith("error: the result could not be written") and done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    line = f"{{ {shlex.quote(sys.executable)} -m helpers account llama-3.1-8b; echo rc=$? >&2; }} | true"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+    assert done.stderr == "rc=0\n"
 
 
 def fake(monkeypatch, run_command):

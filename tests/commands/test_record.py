@@ -133,3 +133,13 @@ def test_a_plan_stays_within_the_models_positions(device, quick, positions):
     assert max(chosen.prompt_lengths) <= positions
     assert max(chosen.contexts) <= positions
     assert chosen.prompt_lengths and chosen.contexts and 1 in chosen.batches
+
+
+def test_an_unknown_model_is_refused_before_anything_is_measured(capsys, tmp_path, monkeypatch):
+    def never(*arguments, **options):
+        raise AssertionError("ceilings were measured first")
+
+    monkeypatch.setattr(command, "measure_ceilings", never)
+    code, out, err = run(capsys, "--out", tmp_path / "r.json", "--model", "no-such-model")
+    assert (code, out) == (2, "")
+    assert "no-such-model" in err

@@ -31,7 +31,9 @@ def test_every_layout_is_the_product_of_the_definition(outputs, inputs, rows, la
 def test_rows_are_those_of_the_checkpoint(layout):
     weight = torch.randn(11, 6)
     indices = torch.tensor([[3, 0], [10, 3]])
-    assert torch.equal(Linear(weight, layout=layout).rows(indices), weight[indices])
+    rows = Linear(weight, layout=layout).rows(indices)
+    assert torch.equal(rows, weight[indices])
+    assert rows.is_contiguous()
 
 
 def test_small_matrices_and_other_devices_keep_the_checkpoint_layout_unmeasured(monkeypatch):

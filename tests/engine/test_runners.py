@@ -35,6 +35,7 @@ def test_a_decode_step_and_a_prefill_do_the_same_work_at_every_call():
     assert torch.equal(first, second)
     prefill = prefill_runner(decoder)(16)
     assert torch.equal(prefill(), prefill())
+    assert prefill_runner(decoder)(16, 3)().shape == (3, 256)
 
 
 def test_the_cache_of_a_timed_step_is_written_memory(monkeypatch):

@@ -192,3 +192,14 @@ def test_half_split_rows_undo_the_interleaving():
 def test_an_unknown_gguf_tensor_is_named():
     with pytest.raises(InputError, match=r"blk\.0\.ffn_gate_inp\.weight"):
         checkpoint_name("blk.0.ffn_gate_inp.weight")
+
+
+@pytest.mark.parametrize(("terminal", "notebook", "silent"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+def test_the_progress_bar_shows_where_somebody_looks(monkeypatch, terminal, notebook, silent):
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    monkeypatch.setattr(smollm2.sys.stderr, "isatty", lambda: bool(terminal), raising=False)
+    monkeypatch.delitem(smollm2.sys.modules, "ipykernel", raising=False)
+    if notebook:
+        monkeypatch.setitem(smollm2.sys.modules, "ipykernel", smollm2)
+    with smollm2.progress_bar(total=1) as bar:
+        assert bar.disable is silent

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers.errors import InputError
+from helpers.lab.picture import stored_picture
+
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 
@@ -113,10 +116,11 @@ def test_the_map_names_every_notebook_and_only_those_that_exist():
 
 
 def test_the_picture_is_the_one_stored_in_the_notebook_it_comes_from():
-    """A picture of a real result: the bytes in docs/ are the output of the cell that made them."""
-    import base64
+    stored = stored_picture(ROOT / "notebooks/02_prefill_vs_decode.ipynb", "roofline-figure")
+    assert (ROOT / "docs/roofline.png").read_bytes() == stored
 
-    picture = base64.b64encode((ROOT / "docs/roofline.png").read_bytes()).decode()
-    notebook = json.loads((ROOT / "notebooks/02_prefill_vs_decode.ipynb").read_text())
-    outputs = json.dumps([cell.get("outputs", []) for cell in notebook["cells"]]).replace("\\n", "")
-    assert picture in outputs
+
+@pytest.mark.parametrize(("cell", "reason"), [("no-such-cell", "no cell"), ("roofline-claim", "no picture")])
+def test_a_picture_that_is_not_there_is_refused(cell, reason):
+    with pytest.raises(InputError, match=reason):
+        stored_picture(ROOT / "notebooks/02_prefill_vs_decode.ipynb", cell)
