@@ -4,8 +4,8 @@ CONSTRAINTS ?= constraints.txt
 VENV := .venv
 PY := $(VENV)/bin/python
 NOTEBOOK ?= notebooks/01_two_accounts.ipynb
-# The stamps carry a checksum of this folder's path: an environment that was moved or copied is set up
-# again, because an editable install and a Jupyter kernel both hold absolute paths.
+# The stamps carry a checksum of this folder's path: an environment that was moved or copied is made anew,
+# because its scripts, the editable install and the Jupyter kernel all hold absolute paths.
 HERE := $(shell pwd | cksum | cut -d' ' -f1)
 CORE := $(VENV)/.core-$(HERE)
 TEST := $(VENV)/.test-$(HERE)
@@ -27,6 +27,8 @@ help:
 
 $(CORE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("error: Python 3.11 or newer is needed and this is %d.%d; name one: make PYTHON=python3.11 ..." % v[:2])'
+	@if [ ! -e $@ ] && ls $(VENV)/.core-* >/dev/null 2>&1; then \
+	  echo 'This folder was moved or copied: its environment is made anew.'; rm -rf $(VENV); fi
 	@$(PYTHON) -m venv $(VENV) || { echo 'error: Python could not make a virtual environment (on Debian and Ubuntu: apt install python3-venv)' >&2; rm -rf $(VENV); exit 1; }
 	@echo 'Installing the course into $(VENV): a few minutes the first time.'
 	$(PIP) -e .
@@ -41,7 +43,8 @@ install: $(CORE)
 
 lab: $(CORE)
 	JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab --ServerApp.root_dir=. --ServerApp.ip=127.0.0.1 \
-	  --LabApp.default_url=/lab/tree/$(NOTEBOOK) $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_FLAGS)
+	  --LabApp.default_url=/lab/tree/$(NOTEBOOK) --LabApp.news_url=None \
+	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_FLAGS)
 
 test: lint unit slow nbval
 

@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Iterable
 
 from helpers import __version__
 from helpers.errors import InputError
@@ -33,12 +34,12 @@ class _Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser with every command of `COMMANDS` as a subcommand."""
+def build_parser(commands: Iterable[str] | None = None) -> argparse.ArgumentParser:
+    """The parser with `commands` (default: all of `COMMANDS`) as subcommands."""
     parser = _Parser(prog="python -m helpers", description="Inference engineering: accounts and measurements.")
     parser.add_argument("--version", action="version", version=f"inference-lab {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
-    for name in COMMANDS:
+    for name in COMMANDS if commands is None else commands:
         module = importlib.import_module(f"helpers.commands.{name}")
         summary = module.__doc__.strip().split("\n\n")[0].replace("\n", " ")
         sub = subparsers.add_parser(
@@ -56,7 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code (0 success, 2 bad input, 70 our fault, 74 stdout takes nothing)."""
-    args = build_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    # Only the command asked for is imported: `doctor` must work where another one is broken.
+    args = build_parser([name for name in COMMANDS if argv[:1] == [name]] or None).parse_args(argv)
     try:
         result = args.module.run(args)
         text = json.dumps(result, allow_nan=False) if args.json else args.module.to_text(result)

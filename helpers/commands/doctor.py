@@ -8,8 +8,8 @@ import shutil
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -78,10 +78,12 @@ def to_text(result: dict) -> str:
 def find_checks(wanted: Requirements) -> Iterator[Check]:
     """Every check, in the order in which a reader would mend them."""
     yield check_python(wanted.python)
-    for requirement in wanted.required:
-        yield check_package(requirement)
-    for requirement in wanted.test:
-        yield check_package(requirement, optional=True)
+    packages = [check_package(requirement) for requirement in wanted.required]
+    environment = check_environment(packages)
+    yield environment
+    # In another environment than the course's own, changing it package by package is bad advice.
+    yield from packages if environment.ok else (replace(package, mend="") for package in packages)
+    yield check_test_packages(wanted.test)
     yield check_torch()
     yield check_kernel()
     yield check_cores()
@@ -122,7 +124,31 @@ def check_python(wanted: str) -> Check:
     return Check("python", ok is not False, found, wanted, mend)
 
 
-def check_package(requirement: str, *, optional: bool = False) -> Check:
+def own_environment() -> Path:
+    """The environment that `make install` makes."""
+    return Path(helpers.__file__).parents[1] / ".venv"
+
+
+def check_environment(packages: Iterable[Check]) -> Check:
+    """Is this the environment that `make install` makes, or another one that has everything."""
+    wanted = "the course's own, or one with every package"
+    if Path(sys.prefix).resolve() == own_environment().resolve():
+        return Check("environment", True, "the course's own .venv", wanted)
+    if all(package.ok for package in packages):
+        return Check("environment", True, f"another one, complete: {sys.prefix}", wanted)
+    mend = "in the course's folder: make install, then source .venv/bin/activate"
+    return Check("environment", False, f"another one, with packages missing: {sys.prefix}", wanted, mend)
+
+
+def check_test_packages(requirements: Iterable[str]) -> Check:
+    """Are the packages of the extra `test` there: only `make test` needs them, and installs them itself."""
+    packages = [check_package(requirement) for requirement in requirements]
+    lacking = [package.name for package in packages if not package.ok]
+    found = f"not installed: {', '.join(lacking)}" if lacking else f"all {len(packages)} installed"
+    return Check("test packages", True, found, "optional", "make test installs them" if lacking else "")
+
+
+def check_package(requirement: str) -> Check:
     """Is the package installed, and is its version within the range the project declares."""
     end = next((i for i, letter in enumerate(requirement) if letter in "<>=!~ [;"), len(requirement))
     name, wanted = requirement[:end], requirement[end:] or "any version"
@@ -135,8 +161,6 @@ def check_package(requirement: str, *, optional: bool = False) -> Check:
     shown = found or "missing"
     if within is None:
         shown, mend = f"{found}, range not compared", f"{_python()} -m pip install packaging"
-    if optional:
-        return Check(name, True, shown, f"{wanted}, optional: for the tests", mend)
     return Check(name, within is not False, shown, wanted, mend)
 
 

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> dict:
         "decode_step": record.decode_step,
         "flops_per_s": ceilings.flops_per_s,
         "bytes_per_s": ceilings.bytes_per_s,
-        "noisy": ceilings.noisy or any(p.noisy for p in (*prefill.points, *decode.points)),
+        "noisy": ceilings.noisy or bool(disturbed(record)) or any(p.noisy for p in (*prefill.points, *decode.points)),
         "prefill": as_rows(prefill),
         "decode": as_rows(decode),
         "dropped": [{"phase": s.phase} | dataclasses.asdict(d) for s in (prefill, decode) for d in s.dropped],
@@ -126,9 +126,18 @@ def to_text(result: dict) -> str:
             record.prefill.to_text(),
             "decode",
             record.decode.to_text(),
+            *disturbed(record),
             f"written to {result['file']}",
         ]
     )
+
+
+def disturbed(record: Record) -> list[str]:
+    """A sentence where a result lies above its ceiling: no run can, so the ceiling was measured too low."""
+    above = [p for sweep in (record.prefill, record.decode) for p in sweep.points if max(p.mfu, p.mbu) > 1.05]
+    if not above:
+        return []
+    return [f"{len(above)} results lie above the ceilings, so those were disturbed: run again on a quiet machine"]
 
 
 def as_rows(sweep: Sweep) -> list[dict]:

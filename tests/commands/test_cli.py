@@ -119,3 +119,16 @@ def test_json_and_text_are_the_same_result(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == {"a": 1}
     assert cli.main(["planted"]) == 0
     assert capsys.readouterr().out == "{'a': 1}\n"
+
+
+def test_doctor_works_where_another_command_cannot_be_imported(monkeypatch, capsys):
+    real = cli.importlib.import_module
+
+    def broken(name):
+        if name != "helpers.commands.doctor":
+            raise ImportError(name)
+        return real(name)
+
+    monkeypatch.setattr(cli.importlib, "import_module", broken)
+    assert cli.main(["doctor", "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["checks"]

@@ -52,7 +52,8 @@ def plant_kernel(monkeypatch, folder: Path, program: str | None) -> None:
 
 @pytest.fixture
 def fit(monkeypatch, tmp_path) -> None:
-    """An environment whose kernel is right, whatever this one's is."""
+    """The course's own environment with a kernel that is right, whatever this one is."""
+    monkeypatch.setattr(doctor, "own_environment", lambda: Path(sys.prefix))
     plant_kernel(monkeypatch, tmp_path / "fit", sys.executable)
 
 
@@ -61,7 +62,7 @@ def test_every_requirement_of_pyproject_has_its_line(root, fit):
 
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     found = {c["name"] for c in run()["checks"]}
-    for requirement in project["dependencies"] + project["optional-dependencies"]["test"]:
+    for requirement in project["dependencies"]:
         assert doctor.check_package(requirement).name in found
 
 
@@ -103,13 +104,27 @@ def test_a_local_build_of_a_version_in_range_is_accepted(monkeypatch, fit):
     assert check(run(), "torch")["ok"]
 
 
-def test_a_missing_package_of_the_tests_is_advice_only(monkeypatch, fit):
+def test_a_missing_package_of_the_tests_is_advice_only(root, monkeypatch, fit):
+    extra = doctor.requirements(root).test
+    assert check(run(), "test packages")["found"] == f"all {len(extra)} installed"
     plant_version(monkeypatch, "playwright", None)
     result = run()
-    found = check(result, "playwright")
-    assert found["ok"] and found["found"] == "missing" and "optional" in found["wanted"]
-    assert "pip install 'playwright>=" in found["mend"]
+    found = check(result, "test packages")
+    assert (found["ok"], found["found"]) == (True, "not installed: playwright")
+    assert "make test" in found["mend"]
     assert result["ok"]
+
+
+def test_in_a_foreign_environment_with_gaps_the_advice_is_to_use_the_courses_own(monkeypatch, fit, tmp_path):
+    monkeypatch.setattr(doctor, "own_environment", lambda: tmp_path)
+    assert check(run(), "environment")["ok"], "complete, so as good as the own one"
+    plant_version(monkeypatch, "torch", None)
+    result = run()
+    found = check(result, "environment")
+    assert found["ok"] is False
+    assert "make install" in found["mend"]
+    assert check(result, "torch")["mend"] == "", "no pip install into an environment that is not the course's"
+    assert doctor.exit_code(result) == 1
 
 
 def test_no_kernel_is_mended_by_the_command_that_registers_it(monkeypatch, tmp_path):

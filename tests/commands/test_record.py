@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from helpers import cli
 from helpers.commands import record as command
 from helpers.engine import expected_tensors, random_decoder
-from helpers.measure import load_record, measure_ceilings
+from helpers.measure import decode_sweep, load_record, measure_ceilings, prefill_sweep
+from tests.measure import planted
 
 TINY = {
     "model_type": "llama",
@@ -143,3 +144,20 @@ def test_an_unknown_model_is_refused_before_anything_is_measured(capsys, tmp_pat
     code, out, err = run(capsys, "--out", tmp_path / "r.json", "--model", "no-such-model")
     assert (code, out) == (2, "")
     assert "no-such-model" in err
+
+
+@pytest.mark.parametrize(("slower", "said"), [(1.0, []), (1e-6, ["lie above the ceilings"])])
+def test_results_above_their_ceilings_are_called_disturbed(slower, said):
+    # A sweep of 16 tokens that takes 10 s is far below planted ceilings; against a millionth of them it is above.
+    def timer(fn, calls):
+        return 10.0 * calls
+
+    peaks = planted.ceilings(1e11 * slower, 1e10 * slower)
+    common = {"model": planted.MODEL, "ceilings": peaks, "timer": timer}
+    sweeps = {
+        "prefill": prefill_sweep(lambda n: lambda: None, [16], **common),
+        "decode": decode_sweep(lambda c, b: lambda: None, [16], [1], **common),
+    }
+    sentences = command.disturbed(planted.record(timer, ceilings=peaks, **sweeps))
+    assert len(sentences) == len(said)
+    assert all(words in sentence for words, sentence in zip(said, sentences, strict=True))
