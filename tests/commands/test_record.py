@@ -148,9 +148,9 @@ def test_an_unknown_model_is_refused_before_anything_is_measured(capsys, tmp_pat
 
 @pytest.mark.parametrize(("slower", "said"), [(1.0, []), (1e-6, ["lie above the ceilings"])])
 def test_results_above_their_ceilings_are_called_disturbed(slower, said):
-    # A sweep of 16 tokens that takes 10 s is far below planted ceilings; against a millionth of them it is above.
+    # 16 tokens in half a second are far below the planted ceilings, and far above a millionth of them.
     def timer(fn, calls):
-        return 10.0 * calls
+        return 0.5 * calls
 
     peaks = planted.ceilings(1e11 * slower, 1e10 * slower)
     common = {"model": planted.MODEL, "ceilings": peaks, "timer": timer}
@@ -158,6 +158,7 @@ def test_results_above_their_ceilings_are_called_disturbed(slower, said):
         "prefill": prefill_sweep(lambda n: lambda: None, [16], **common),
         "decode": decode_sweep(lambda c, b: lambda: None, [16], [1], **common),
     }
+    assert all(sweep.points for sweep in sweeps.values())
     sentences = command.disturbed(planted.record(timer, ceilings=peaks, **sweeps))
     assert len(sentences) == len(said)
     assert all(words in sentence for words, sentence in zip(said, sentences, strict=True))
