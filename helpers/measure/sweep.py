@@ -146,10 +146,10 @@ class Sweep:
         lines += [
             f"{p.tokens:8} {p.batch:5} {p.predicted_s * 1e3:8.2f} ms {p.measured_s * 1e3:7.2f} ms "
             f"{p.timing.iqr_s * 1e3:5.2f} ms {p.timing.n:3} {p.ratio:6.2f} {p.achieved_flops_per_s / 1e9:10.1f} "
-            f"{p.achieved_bytes_per_s / 1e9:9.2f} {p.mfu:6.2f} {p.mbu:6.2f}  {p.binds}"
-            + (f"  NOISY: {p.timing.noisy_because}" if p.noisy else "")
+            f"{p.achieved_bytes_per_s / 1e9:9.2f} {p.mfu:6.2f} {p.mbu:6.2f}  {p.binds}{'  NOISY' if p.noisy else ''}"
             for p in self.points
         ]
+        lines += [f"{p.tokens:8} {p.batch:5}  NOISY: {p.timing.noisy_because}" for p in self.points if p.noisy]
         lines += [f"{d.tokens:8} {d.batch:5}  dropped: {d.reason}" for d in self.dropped]
         return "\n".join(lines)
 
