@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ import torch
 from helpers.accounts import Model, kv_bytes, prefill_flops, weights_read_bytes
 from helpers.engine import decode_runner, free_bytes, load_smollm2, prefill_runner, random_decoder, smollm2_folder
 from helpers.measure import Interval, Paired, machine, paired, time_call
+from helpers.measure.ceilings import Kernel, gemm_kernels, read_kernels
 
 PROMPT_TOKENS = 512
 CONTEXT = 256
@@ -36,51 +37,16 @@ TARGETS = {
 Call = Callable[[], object]
 
 
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """A plain kernel that a phase is held against: `work` FLOPs or bytes of one call."""
-
-    name: str
-    work: float
-    call: Call
-
-
-def gemm_kernels() -> list[Kernel]:
-    """Matrix products of several large shapes, fp32."""
-    kernels = []
-    for m, k, n in ((1024, 1024, 1024), (2048, 2048, 2048), (512, 1024, 4096), (512, 4096, 1024)):
-        x, weight, out = torch.randn(m, k), torch.randn(k, n), torch.empty(m, n)
-        kernels.append(
-            Kernel(f"gemm {m}x{k}x{n}", 2.0 * m * k * n, lambda x=x, w=weight, out=out: torch.mm(x, w, out=out))
-        )
-    return kernels
-
-
-def read_kernels(buffer_bytes: int = 512 * 2**20) -> list[Kernel]:
-    """Ways to read a buffer far larger than any cache once: reductions and products with one row, fp32."""
-    buffer = torch.ones(buffer_bytes // 4)
-    matrix, half = buffer.view(-1, 4096), buffer.numel() // 2
-    row, column = torch.ones(matrix.shape[0]), torch.ones(4096)
-    shares, split = torch.ones(2, 1, matrix.shape[0] // 2), buffer.view(2, -1, 4096)
-    calls = {
-        "sum": buffer.sum,
-        "dot": lambda: torch.dot(buffer[:half], buffer[half:]),
-        "matrix × vector": lambda: torch.mv(matrix, column),
-        "vector × matrix": lambda: torch.mv(matrix.T, row),
-        "vector × matrix in two shares": lambda: torch.bmm(shares, split),
-    }
-    return [Kernel(f"read, {name}", float(buffer.nbytes), call) for name, call in calls.items()]
-
-
-def fastest(kernels: list[Kernel], seconds: float) -> Kernel:
+def fastest(kernels: Iterable[Kernel], seconds: float) -> Kernel:
     """The kernel with most work per second; each is timed for up to `seconds`. Its minimum is compared: the
     undisturbed speed of a call decides which kernel is the ceiling, the pairs then measure it."""
-    rates = {}
+    best, best_rate = None, 0.0
     for kernel in kernels:
-        timing = time_call(kernel.call, dtype="fp32", max_seconds=seconds, target_spread=0.02)
-        rates[kernel.name] = kernel.work / timing.min_s
-        say(f"  {kernel.name}: {rates[kernel.name] / 1e9:.1f} G/s")
-    return max(kernels, key=lambda kernel: rates[kernel.name])
+        rate = kernel.work / time_call(kernel.call, dtype="fp32", max_seconds=seconds, target_spread=0.02).min_s
+        say(f"  {kernel.name}: {rate / 1e9:.1f} G/s")
+        if rate > best_rate:
+            best, best_rate = kernel, rate
+    return best
 
 
 def reference_calls() -> tuple[Call, Call]:
@@ -152,7 +118,7 @@ def describe(name: str, pairs: Paired, scale: float) -> dict:
 def measure(seconds: float, with_1b: bool) -> list[dict]:
     """All results, each timed for up to `seconds`."""
     say("ceilings")
-    gemm, read = fastest(gemm_kernels(), seconds / 10), fastest(read_kernels(), seconds / 10)
+    gemm, read = fastest(gemm_kernels(), seconds / 10), fastest(read_kernels(quick=False), seconds / 10)
     decoder = load_smollm2()
     prefill, decode = prefill_runner(decoder)(PROMPT_TOKENS), decode_runner(decoder)(CONTEXT, 1)
     flops = prefill_flops(decoder.model, PROMPT_TOKENS).total

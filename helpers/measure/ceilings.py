@@ -6,7 +6,7 @@ twice, and a write may first read the line it overwrites.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from helpers import accounts
@@ -15,6 +15,15 @@ from helpers.measure.clock import Timing, time_call
 from helpers.measure.machine import Machine, last_level_cache_bytes, machine, usable_cores, usable_memory_bytes
 
 TORCH_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A plain kernel whose speed is a ceiling: one `call` does `work` FLOPs or reads `work` bytes."""
+
+    name: str
+    work: int
+    call: Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -148,8 +157,8 @@ def measure_ceilings(device: str = "cpu", dtype: str = "fp32", *, quick: bool = 
     key = (device, dtype, quick, torch.get_num_threads())
     if fresh or key not in _measured:
         with torch.inference_mode():
-            gemm = tuple(_gemm_rates(device, dtype, quick))
-            read = tuple(_read_rates(device, dtype, quick))
+            gemm = tuple(_rate(kernel, device, dtype, quick) for kernel in gemm_kernels(device, dtype, quick))
+            read = tuple(_rate(kernel, device, "fp32", quick) for kernel in read_kernels(device, quick))
         if device.startswith("cuda"):
             # Else torch keeps the buffers, and a model that is sized to the free memory comes out too small.
             torch.cuda.empty_cache()
@@ -195,56 +204,64 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _gemm_rates(device: str, dtype: str, quick: bool) -> Iterable[Rate]:
+def gemm_kernels(device: str = "cpu", dtype: str = "fp32", quick: bool = True) -> Iterator[Kernel]:
+    """Matrix products of several large shapes, made one at a time; `work` in FLOPs."""
     import torch
 
     kind = getattr(torch, TORCH_DTYPES[dtype])
 
-    def rate(m: int, k: int, n: int, *, seconds: float) -> Rate:
+    def kernel(m: int, k: int, n: int) -> Kernel:
         x = torch.randn(m, k, device=device).to(kind)
         # Output-major weights, transposed: what F.linear multiplies by.
         weight = torch.randn(n, k, device=device).to(kind)
         out = torch.empty(m, n, device=device, dtype=kind)
-        timing = time_call(
-            lambda: torch.mm(x, weight.T, out=out), device=device, dtype=dtype, max_seconds=seconds, target_spread=0.02
-        )
-        return Rate(f"gemm {m}x{k}x{n}", 2 * m * k * n, timing)
+        return Kernel(f"gemm {m}x{k}x{n}", 2 * m * k * n, lambda: torch.mm(x, weight.T, out=out))
 
     # Sizes that last tens of milliseconds here: long against starting threads, short enough to repeat. The fastest
     # trial sizes them, for other work slows the median of so short a call many times over.
-    trial = rate(384, 384, 384, seconds=0.3)
-    flops = trial.work / trial.timing.min_s * (0.03 if quick else 0.1)
+    trial = kernel(384, 384, 384)
+    timing = time_call(trial.call, device=device, dtype=dtype, max_seconds=0.3, target_spread=0.02)
+    flops = trial.work / timing.min_s * (0.03 if quick else 0.1)
     side = _round_down((flops / 2) ** (1 / 3), 256, least=512, most=8192)
     shapes = [(side, side, side), (side // 2, side, 4 * side), (side // 2, 4 * side, side)]
     if not quick:
         shapes += [(2 * side, 2 * side, 2 * side), (side, side, 2 * side), (512, side, 4 * side)]
-    for m, k, n in shapes:
-        yield rate(m, k, n, seconds=1.0 if quick else 5.0)
+    for shape in shapes:
+        yield kernel(*shape)
 
 
-def _read_rates(device: str, dtype: str, quick: bool) -> Iterable[Rate]:
+def read_kernels(device: str = "cpu", quick: bool = True) -> Iterator[Kernel]:
+    """Ways to read a buffer far larger than the last-level cache once, fp32; `work` in bytes.
+
+    The vectors of a product are left out of the bytes: about one part in a thousand.
+    """
     import torch
 
     numbers = read_buffer_bytes(device, quick) // 4
     # Written, not torch.zeros: untouched pages would all be one zero page, read from the cache.
     buffer = torch.ones(numbers, device=device)
     half = numbers // 2
-    kernels: dict[str, Callable[[], object]] = {
+    calls: dict[str, Callable[[], object]] = {
         "sum": buffer.sum,
         "dot": lambda: torch.dot(buffer[:half], buffer[half:]),
-        # A BLAS may run a plain matrix-vector product on one thread; sixteen of them at once use every core.
+        # A BLAS may run a plain matrix-vector product on one thread; several of them at once use every core.
+        "2 matvecs": _matvecs(buffer.view(2, -1, 4096)),
         "16 matvecs": _matvecs(buffer.view(16, -1, 4096)),
     }
     if not quick:
-        kernels["max"] = buffer.amax
+        calls["max"] = buffer.amax
         for columns in (4096, 16384):
             matrix = buffer.view(-1, columns)
-            kernels[f"matvec {columns} wide"] = _matvec(matrix)
-            kernels[f"matvec {columns} wide, input-major"] = _matvec(matrix.T)
-    for name, kernel in kernels.items():
-        timing = time_call(kernel, device=device, dtype="fp32", max_seconds=1.0 if quick else 5.0, target_spread=0.02)
-        # The vectors of a product are left out: about one part in a thousand.
-        yield Rate(f"read {name}", numbers * 4, timing)
+            calls[f"matvec {columns} wide"] = _matvec(matrix)
+            calls[f"matvec {columns} wide, input-major"] = _matvec(matrix.T)
+    for name, call in calls.items():
+        yield Kernel(f"read {name}", numbers * 4, call)
+
+
+def _rate(kernel: Kernel, device: str, dtype: str, quick: bool) -> Rate:
+    seconds = 1.0 if quick else 5.0
+    timing = time_call(kernel.call, device=device, dtype=dtype, max_seconds=seconds, target_spread=0.02)
+    return Rate(kernel.name, kernel.work, timing)
 
 
 def _matvec(matrix) -> Callable[[], object]:

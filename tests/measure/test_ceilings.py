@@ -6,7 +6,7 @@ import torch
 from helpers import accounts
 from helpers.errors import InputError
 from helpers.measure import Ceilings, Machine, Rate, Timing, as_device, check_device, measure_ceilings, set_threads
-from helpers.measure.ceilings import read_buffer_bytes
+from helpers.measure.ceilings import gemm_kernels, read_buffer_bytes, read_kernels
 from helpers.measure.machine import last_level_cache_bytes, usable_cores
 
 MACHINE = Machine("Some CPU", 4, 8 * 2**30, 2**25, "cpu", "Some CPU", 8 * 2**30, "Linux", 4, {"python": "3.11"})
@@ -94,12 +94,28 @@ def test_the_ceiling_is_no_lower_than_what_a_tiny_product_reaches(real):
 
 
 def test_every_kernel_tried_is_kept_and_carries_its_conditions(real):
-    assert {"read sum", "read dot", "read 16 matvecs"} == {rate.kernel for rate in real.read}
+    assert {"read sum", "read dot", "read 2 matvecs", "read 16 matvecs"} == {rate.kernel for rate in real.read}
     assert len(real.gemm) >= 3
     for rate in (*real.gemm, *real.read):
         assert rate.timing.threads == torch.get_num_threads()
         assert rate.timing.versions["torch"] == torch.__version__
     assert real.machine.threads == torch.get_num_threads()
+
+
+def test_the_kernels_do_the_work_they_claim():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.inference_mode():
+        for kernel in gemm_kernels():
+            with FlopCounterMode(display=False) as counter:
+                kernel.call()
+            assert counter.get_total_flops() == kernel.work
+        buffer = read_buffer_bytes("cpu", quick=True)
+        # Every number of the buffer is one: a kernel that left some out would not sum up to their count.
+        for kernel in read_kernels():
+            read = kernel.call().double().sum().item()
+            assert kernel.work == buffer
+            assert read == pytest.approx(buffer / 8 if kernel.name == "read dot" else buffer / 4, rel=1e-3)
 
 
 def test_the_buffer_read_is_far_larger_than_the_cache():
