@@ -23,6 +23,8 @@ from helpers.lab.exercise import Exercise
 from helpers.lab.exercises import exercises_of, find
 
 NOT_DONE, NOT_YET, CORRECT = "not done", "not yet", "correct"
+MAX_WORDS = 4
+"""An exercise whose right answers are at most so many different texts is a choice, and any other text a slip."""
 
 
 @dataclass(frozen=True)
@@ -113,14 +115,19 @@ def _judge(definition: Exercise, function: Callable) -> tuple[str, str]:
     first = wrong[0]
     said = f". {_call_text(function, cases[first])} "
     if outcomes[first].error is not None:
-        return NOT_YET, said + _error_text(function, outcomes[first].error)
+        return NOT_YET, said + _error_text(function, outcomes[first].error) + _absent_key(outcomes[first].error, cases)
     if expected[first].error is not None:
         return NOT_YET, said + f"must raise {type(expected[first].error).__name__}; it returned a value."
     got, wanted = outcomes[first].value, expected[first].value
     if got is None:
         return NOT_YET, said + "returned None: is the `return` missing?"
     if _kind(got) != _kind(wanted):
-        return NOT_YET, said + f"returned {_kind(got)}; expected {_kind(wanted)}."
+        return NOT_YET, said + f"returned {_kind(got)}; expected {definition.result or _kind(wanted)}."
+    if isinstance(wanted, list) and len(got) != len(wanted):
+        return NOT_YET, said + f"returned {len(got)} of them; expected {definition.result or f'{len(wanted)} values'}."
+    words = sorted({outcome.value for outcome in expected if isinstance(outcome.value, str)})
+    if isinstance(wanted, str) and 1 < len(words) <= MAX_WORDS and got not in words:
+        return NOT_YET, said + f"returned {_short(repr(got))}: answer exactly {' or '.join(map(repr, words))}."
     said += f"gave {format_value(got, definition.unit)}; expected {format_value(wanted, definition.unit)}"
     reason = _likely_mistake(definition, cases, outcomes) or _constant_factor(outcomes, expected)
     return NOT_YET, said + (f": {reason}." if reason else ".")
@@ -210,7 +217,11 @@ def _kind(value: Any) -> str:
 
 
 def format_value(value: Any, unit: str = "") -> str:
-    """A value for the learner's eye: 85,899,345,920 bytes; 0.00125 seconds."""
+    """A value for the learner's eye: 85,899,345,920 bytes; 0.00125 seconds; 1 byte; a pair as "1,000 and 2,000"."""
+    if unit.isalpha() and len(unit) > 2 and unit.endswith("s") and _kind(value) == "a number" and value == 1:
+        unit = unit[:-1]
+    if isinstance(value, list) and len(value) == 2 and all(_kind(item) == "a number" for item in value):
+        return f"{' and '.join(format_value(item) for item in value)} {unit}".strip()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return _short(repr(value)) + (f" {unit}" if unit else "")
     whole = float(value).is_integer() and abs(value) < 1e18
@@ -243,6 +254,16 @@ def _signature_misfit(function: Callable, case: tuple) -> str:
         name = getattr(function, "__name__", "your function")
         return f"{name}{signature} is called with {len(case)} arguments: keep the arguments of the exercise."
     return ""
+
+
+def _absent_key(error: Exception, cases: list[tuple]) -> str:
+    """What to do about a KeyError on a key that only some of the mappings handed over have, or none; else ""."""
+    if not isinstance(error, KeyError) or not error.args:
+        return ""
+    has_it = [error.args[0] in argument for case in cases for argument in case if isinstance(argument, Mapping)]
+    if not has_it or all(has_it):
+        return ""
+    return " This key may be absent: use .get." if any(has_it) else " No case has this key: is it misspelt?"
 
 
 def _error_text(function: Callable, error: Exception) -> str:

@@ -26,7 +26,8 @@ class Exercise:
 
     id: "1.3" is exercise 3 of lab 01. `cases` are argument tuples, shown to the learner when they fail;
     `random_case(rng)` draws one more argument tuple. `unit` is that of the result ("bytes", "seconds", "FLOPs");
-    "" for one without. `rel_tolerance` is relative; 0 asks for equality.
+    "" for one without. `rel_tolerance` is relative; 0 asks for equality. `result` says what to return, where the kind
+    of the value ("a list") does not: "a pair (without, with)".
     """
 
     id: str
@@ -41,6 +42,7 @@ class Exercise:
     mistakes: tuple[Mistake, ...]
     unit: str = ""
     rel_tolerance: float = 1e-9
+    result: str = ""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[1-9]\d?\.[1-9]\d?", self.id):

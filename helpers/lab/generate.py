@@ -27,8 +27,8 @@ from helpers.lab.exercises import find
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 SOLUTION_ONLY = "solution-only"
 COPY_NOTE = (
-    "> **Work on a copy.** In the file browser choose this file, then *Duplicate*, and rename the copy to "
-    "`my_{name}` in the same folder: updates overwrite this file, never one that begins with `my_`."
+    "> This file is generated: `make labs` writes it anew. **Work on a copy**: *File > Duplicate Notebook*, and rename "
+    "the copy to `my_{name}`, in the same folder; git ignores `labs/my_*`, and `make labs` leaves it alone."
 )
 
 

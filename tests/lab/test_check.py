@@ -229,3 +229,48 @@ def test_numbers_are_written_with_unit_and_separators():
     assert check.format_value(85_899_345_920, "bytes") == "85,899,345,920 bytes"
     assert check.format_value(0.00125, "seconds") == "0.00125 seconds"
     assert check.format_value(16060522496.5, "bytes") == "16,060,522,496.5 bytes"
+    assert check.format_value([1234567, 1], "parameters") == "1,234,567 and 1 parameters"
+
+
+def test_one_of_a_thing_is_singular_and_a_symbol_has_no_plural():
+    assert [check.format_value(1, unit) for unit in ("cards", "FLOPs", "ms", "tokens/s")] == [
+        "1 card",
+        "1 FLOP",
+        "1 ms",
+        "1 tokens/s",
+    ]
+    assert check.format_value(2, "cards") == "2 cards"
+    assert check.format_value(1.5, "cards") == "1.5 cards"
+
+
+def test_a_key_that_some_cases_lack_is_told_from_one_that_all_lack():
+    exercise = dataclasses.replace(
+        EXERCISE, reference=lambda c: c.get("a", 5), cases=(({"a": 1},), ({},)), random_case=lambda rng: ({"a": 2},)
+    )
+    assert check.evaluate(exercise, lambda c: c["a"]).text.endswith("This key may be absent: use .get.")
+    assert check.evaluate(exercise, lambda c: c["b"]).text.endswith("No case has this key: is it misspelt?")
+
+
+def test_a_choice_of_words_names_the_words():
+    exercise = dataclasses.replace(
+        EXERCISE,
+        reference=lambda n: "odd" if n % 2 else "even",
+        cases=((1,),),
+        random_case=lambda rng: (rng.randint(1, 9),),
+    )
+    text = check.evaluate(exercise, lambda n: "Odd").text
+    assert text.endswith("returned 'Odd': answer exactly 'even' or 'odd'.")
+    assert "answer exactly" not in check.evaluate(exercise, lambda n: "odd").text
+
+
+def test_what_to_return_is_said_in_the_words_of_the_exercise():
+    exercise = dataclasses.replace(
+        EXERCISE,
+        reference=lambda n: (n, 2 * n),
+        cases=((1,),),
+        random_case=lambda rng: (rng.randint(1, 9),),
+        result="a pair (once, twice)",
+    )
+    assert check.evaluate(exercise, lambda n: n).text.endswith("returned a number; expected a pair (once, twice).")
+    assert "returned 3 of them; expected a pair" in check.evaluate(exercise, lambda n: (n, n, n)).text
+    assert check.evaluate(exercise, lambda n: [n, 2 * n])

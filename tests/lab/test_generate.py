@@ -52,7 +52,9 @@ def test_outputs_counts_metadata_and_solution_only_cells_go_and_ids_stay():
 
 
 def test_the_first_cell_sends_the_learner_to_a_copy():
-    assert "my_01_x.ipynb" in generate.lab_of(solution(), "01_x.ipynb").cells[0].source
+    first = generate.lab_of(solution(), "01_x.ipynb").cells[0].source
+    assert "my_01_x.ipynb" in first
+    assert "`make labs` writes it anew" in first
 
 
 def test_the_solution_itself_is_left_alone():

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 
 from helpers.lab.exercise import Exercise, Mistake
 
@@ -92,30 +93,44 @@ def kv_bytes_per_token(config: dict, bits: int) -> float:
     return 2 * config["num_hidden_layers"] * kv_heads * head_dim * bits / 8
 
 
-def _calculator(*, factor: int = 2, grouped: bool = True, explicit: bool = True, divide: bool = True):
-    """The calculator with some of its faults left in."""
+def _calculator(
+    *,
+    factor: int = 2,
+    grouped: bool = True,
+    kv_default: int | None = None,
+    explicit: bool = True,
+    size_default: int | None = None,
+    divided_by: str = "num_attention_heads",
+    bytes_of_bits: Callable[[int], float] = lambda bits: bits / 8,
+):
+    """The calculator with some of its faults left in, or with one that comes in when it is mended."""
 
     def faulty(config: dict, bits: int) -> float:
         heads = config["num_attention_heads"]
-        kv_heads = config.get("num_key_value_heads", heads) if grouped else heads
-        derived = config["hidden_size"] // heads
+        kv_heads = config.get("num_key_value_heads", kv_default or heads) if grouped else heads
+        derived = size_default or config["hidden_size"] // config.get(divided_by, heads)
         head_dim = config.get("head_dim", derived) if explicit else derived
-        return factor * config["num_hidden_layers"] * kv_heads * head_dim * bits / (8 if divide else 1)
+        return factor * config["num_hidden_layers"] * kv_heads * head_dim * bytes_of_bits(bits)
 
     return faulty
+
+
+def _undivided(bits: int) -> int:
+    return bits
 
 
 def _faulty_config(rng: random.Random) -> tuple:
     heads = rng.choice((16, 32, 64))
     config = {"name": "a drawn config", "num_hidden_layers": rng.randrange(16, 100)}
-    config |= {"num_attention_heads": heads, "hidden_size": 128 * heads}
+    config |= {"num_attention_heads": heads, "hidden_size": rng.choice((64, 96, 128)) * heads}
     if rng.random() < 0.7:
         config["num_key_value_heads"] = rng.choice((2, 4, 8))
     if rng.random() < 0.5:
         config["head_dim"] = rng.choice((64, 256))
-    return config, rng.choice((8, 16))
+    return config, rng.choice((4, 8, 16, 32))
 
 
+LLAMA_70B_ACTIVE = 69_503_033_344
 LLAMA_8B = {
     "name": "Llama-3.1-8B",
     "num_hidden_layers": 32,
@@ -130,6 +145,13 @@ QWEN3_32B = {
     "num_attention_heads": 64,
     "num_key_value_heads": 8,
     "head_dim": 128,
+}
+SMOLLM2_135M = {
+    "name": "SmolLM2-135M",
+    "num_hidden_layers": 30,
+    "hidden_size": 576,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
 }
 LLAMA_2_7B = {"name": "Llama-2-7B", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
 
@@ -146,7 +168,7 @@ EXERCISES = (
             "Multiply before you divide: a 4-bit parameter takes half a byte, and half a byte is not zero.",
         ),
         reference=weight_bytes,
-        cases=((8_030_261_248, 16), (8_030_261_248, 4), (671_026_419_200, 8)),
+        cases=((8_030_261_248, 16), (8_030_261_248, 4), (671_026_404_352, 8)),
         random_case=_weight_case,
         mistakes=(
             Mistake(
@@ -213,6 +235,30 @@ EXERCISES = (
                 "four matrices of hidden × hidden hold only where heads × head_dim = hidden and there are no groups",
             ),
             Mistake(
+                "group size for kv heads",
+                lambda hidden, heads, kv_heads, head_dim: 2 * hidden * head_dim * (heads + heads // kv_heads),
+                "heads // kv_heads is how many query heads share one key/value head; keys and values have `kv_heads`",
+            ),
+            Mistake(
+                "norms added",
+                lambda hidden, heads, kv_heads, head_dim: 2 * hidden * (heads + kv_heads) * head_dim + 2 * hidden,
+                "you added the two norms of the layer: the four matrices of the attention alone are asked for",
+            ),
+            Mistake(
+                "biases added",
+                lambda hidden, heads, kv_heads, head_dim: (
+                    2 * hidden * (heads + kv_heads) * head_dim + (heads + 2 * kv_heads) * head_dim
+                ),
+                "you added biases on queries, keys and values: this layer has none",
+            ),
+            Mistake(
+                "four biases added",
+                lambda hidden, heads, kv_heads, head_dim: (
+                    2 * hidden * (heads + kv_heads) * head_dim + (heads + 2 * kv_heads) * head_dim + hidden
+                ),
+                "you added a bias to each of the four matrices: this layer has none",
+            ),
+            Mistake(
                 "output square",
                 lambda hidden, heads, kv_heads, head_dim: hidden * ((heads + 2 * kv_heads) * head_dim + hidden),
                 "the output matrix is not hidden × hidden: it has one row or column per number of the heads",
@@ -231,8 +277,9 @@ EXERCISES = (
             "The second number of the pair is the first one and the input embedding, once.",
         ),
         reference=moe_active,
+        result="a pair (without, with)",
         cases=(
-            (13_650_571_264, 926_679_040, 58, 44_040_192, 256, 8, 1),
+            (13_636_623_360, 926_679_040, 58, 44_040_192, 256, 8, 1),
             (1_200_000_000, 300_000_000, 48, 5_000_000, 128, 8, 2),
         ),
         random_case=_moe_case,
@@ -251,6 +298,31 @@ EXERCISES = (
                 "one layer",
                 lambda a, emb, n, e, total, k, s: (a + (k + s) * e, a + (k + s) * e + emb),
                 "you counted the experts of one layer: each of the `moe_layers` has its own",
+            ),
+            Mistake(
+                "shared of one layer",
+                lambda a, emb, n, e, total, k, s: (a + (n * k + s) * e, a + (n * k + s) * e + emb),
+                "you counted the shared experts once: each of the `moe_layers` has its own",
+            ),
+            Mistake(
+                "always forgotten",
+                lambda a, emb, n, e, total, k, s: (n * (k + s) * e, n * (k + s) * e + emb),
+                "these are the experts alone: what every token multiplies besides them, `always`, is missing",
+            ),
+            Mistake(
+                "always in every layer",
+                lambda a, emb, n, e, total, k, s: (n * (a + (k + s) * e), n * (a + (k + s) * e) + emb),
+                "you took `always` times the layers: it is already the sum over all layers",
+            ),
+            Mistake(
+                "embedding subtracted",
+                lambda a, emb, n, e, total, k, s: (a + n * (k + s) * e - emb, a + n * (k + s) * e),
+                "you took the embedding away from the first number: `always` does not hold it",
+            ),
+            Mistake(
+                "embedding subtracted from the second",
+                lambda a, emb, n, e, total, k, s: (a + n * (k + s) * e, a + n * (k + s) * e - emb),
+                "the first number is right; the second counts the embedding too, so add it",
             ),
             Mistake(
                 "conventions swapped",
@@ -278,7 +350,11 @@ EXERCISES = (
             "the values with as many again.",
         ),
         reference=decode_flops,
-        cases=((7_504_924_672, 32, 32, 128, 8192), (7_504_924_672, 32, 32, 128, 131072), (134_515_008, 30, 9, 64, 1)),
+        cases=(
+            (LLAMA_70B_ACTIVE, 80, 64, 128, 8192),
+            (LLAMA_70B_ACTIVE, 80, 64, 128, 131072),
+            (134_515_008, 30, 9, 64, 1),
+        ),
         random_case=_flops_case,
         mistakes=(
             Mistake(
@@ -311,6 +387,35 @@ EXERCISES = (
                 lambda active, layers, heads, head_dim, context: 2 * active + 4 * layers * heads * head_dim,
                 "the attention work grows with the context, and `context` is not used",
             ),
+            Mistake(
+                "heads left out",
+                lambda active, layers, heads, head_dim, context: 2 * active + 4 * layers * head_dim * context,
+                "this is the attention of one head in each layer: all `heads` do it",
+            ),
+            Mistake(
+                "weights for every context token",
+                lambda active, layers, heads, head_dim, context: 2 * active * context,
+                "2 · active · context is the weight work of a prefill: a decode step takes in one token",
+            ),
+            Mistake(
+                "weights and attention for every context token",
+                lambda active, layers, heads, head_dim, context: (2 * active + 4 * layers * heads * head_dim) * context,
+                "you took the weights once for each context token, that is a prefill: a decode step takes in one token",
+            ),
+            Mistake(
+                "context + 1",
+                lambda active, layers, heads, head_dim, context: (
+                    2 * active + 4 * layers * heads * head_dim * (context + 1)
+                ),
+                "you counted one token too many: `context` holds the new token already",
+            ),
+            Mistake(
+                "context - 1",
+                lambda active, layers, heads, head_dim, context: (
+                    2 * active + 4 * layers * heads * head_dim * (context - 1)
+                ),
+                "you counted one token too few: the new token is part of `context` and attends to itself too",
+            ),
         ),
         unit="FLOPs",
     ),
@@ -332,6 +437,7 @@ EXERCISES = (
             (673.15, 50.0, 139.7, 0.9),
             (16.06, 4.0, 22.1, 0.9),
             (141.1, 30.0, 79.1, 0.9),
+            (8.589934592, 8.589934592, 32.0, 0.5),  # 2**34 bytes on one card of 2**34 usable ones: exactly full
         ),
         random_case=_cards_case,
         mistakes=(
@@ -364,6 +470,28 @@ EXERCISES = (
                 "weights only",
                 lambda w, kv, gib, usable: math.ceil(w * 1e9 / (usable * gib * 2**30)),
                 "the weights fit, but the KV cache has no place",
+            ),
+            Mistake(
+                "one more always",
+                lambda w, kv, gib, usable: int((w + kv) * 1e9 / (usable * gib * 2**30)) + 1,
+                "you add a card even where the last one is exactly full: `math.ceil` does not",
+            ),
+            Mistake(
+                "rounded separately",
+                lambda w, kv, gib, usable: (
+                    math.ceil(w * 1e9 / (usable * gib * 2**30)) + math.ceil(kv * 1e9 / (usable * gib * 2**30))
+                ),
+                "you rounded weights and KV cache up each on their own: they share cards, so add first and round once",
+            ),
+            Mistake(
+                "usable on the wrong side",
+                lambda w, kv, gib, usable: math.ceil((w + kv) * 1e9 * usable / (gib * 2**30)),
+                "`usable` is a share of the card's memory, you took it of what has to be held",
+            ),
+            Mistake(
+                "the reserve for the rest",
+                lambda w, kv, gib, usable: math.ceil((w + kv) * 1e9 / ((1 - usable) * gib * 2**30)),
+                "1 - usable is what the engine leaves free: `usable` is what it takes",
             ),
         ),
         unit="cards",
@@ -408,6 +536,21 @@ EXERCISES = (
                 "the KV cache is missing: a decode step reads it too",
             ),
             Mistake(
+                "per token",
+                lambda w, kv, n, b, bw: (w + b * n * kv) / b / (bw * 1e6),
+                "this is the time per token; asked is the time per step, which gives a token to each of the sequences",
+            ),
+            Mistake(
+                "the larger part",
+                lambda w, kv, n, b, bw: max(w, b * n * kv) / (bw * 1e6),
+                "you took the larger of weights and KV cache: both come through the same memory, so add them",
+            ),
+            Mistake(
+                "weights by the batch",
+                lambda w, kv, n, b, bw: (b * w + n * kv) / (bw * 1e6),
+                "the batch is on the wrong term: the weights are read once, the KV cache once for each sequence",
+            ),
+            Mistake(
                 "GB/s as bytes/s",
                 lambda w, kv, n, b, bw: (w + b * n * kv) / bw * 1000,
                 "the bandwidth is in GB/s: multiply it by 10**9 to get bytes per second",
@@ -433,8 +576,7 @@ EXERCISES = (
         why="It decides what helps: a faster kernel and more FLOP/s, or fewer bytes and more bandwidth.",
         hints=(
             "Compute two times: the work over its rate, and the bytes over theirs. The longer one binds.",
-            "1 TFLOP/s is `10**12` FLOPs per second, 1 GB/s is `10**9` bytes per second. Where both times are equal, "
-            "say compute.",
+            "1 TFLOP/s is `10**12` FLOPs per second, 1 GB/s is `10**9` bytes per second.",
         ),
         reference=binding_account,
         cases=(
@@ -443,6 +585,11 @@ EXERCISES = (
             (5e9, 1e10, 989.0, 3350.0),
             (2.5e12, 1e10, 989.0, 3350.0),
             (2.5e12, 1e10, 148.0, 4000.0),
+            (2e9, 1e10, 989.0, 3350.0),  # below 0.3 FLOPs per byte: bandwidth even with the prefixes left out
+            (5.12e14, 2.048e12, 512.0, 2048.0),  # one second each, exactly
+            (2.86e12, 1e10, 989.0, 3350.0),  # bytes take 3 % longer: GiB/s for GB/s would turn it
+            (2.98e12, 1e10, 989.0, 3350.0),  # FLOPs take 1 % longer: powers of two for both would turn it
+            (3.1e12, 1e10, 989.0, 3350.0),  # FLOPs take 5 % longer: 2**40 for 10**12 would turn it
         ),
         random_case=_binding_case,
         mistakes=(
@@ -466,6 +613,36 @@ EXERCISES = (
                 lambda f, b, peak, bw: "compute" if f / (2 * peak * 1e12) >= b / (bw * 1e9) else "bandwidth",
                 "you doubled the peak, as datasheets do for sparsity: the figure given is the dense one",
             ),
+            Mistake(
+                "always compute",
+                lambda f, b, peak, bw: "compute",
+                "you say compute every time: it depends on the work and the bytes, not on the card alone",
+            ),
+            Mistake(
+                "always bandwidth",
+                lambda f, b, peak, bw: "bandwidth",
+                "you say bandwidth every time: it depends on the work and the bytes, not on the card alone",
+            ),
+            Mistake(
+                "a tie is bandwidth",
+                lambda f, b, peak, bw: "compute" if f / (peak * 1e12) > b / (bw * 1e9) else "bandwidth",
+                "where both times are equal, say compute (`>=`)",
+            ),
+            Mistake(
+                "GiB/s for GB/s",
+                lambda f, b, peak, bw: "compute" if f / (peak * 1e12) >= b / (bw * 2**30) else "bandwidth",
+                "bandwidth is given in GB/s, 10**9 bytes per second, not in GiB/s",
+            ),
+            Mistake(
+                "2**40 for tera",
+                lambda f, b, peak, bw: "compute" if f / (peak * 2**40) >= b / (bw * 1e9) else "bandwidth",
+                "1 TFLOP/s is 10**12 FLOPs per second, not 2**40",
+            ),
+            Mistake(
+                "powers of two for both",
+                lambda f, b, peak, bw: "compute" if f / (peak * 2**40) >= b / (bw * 2**30) else "bandwidth",
+                "tera and giga are powers of ten here (10**12 and 10**9), you took powers of two",
+            ),
         ),
     ),
     Exercise(
@@ -481,17 +658,17 @@ EXERCISES = (
             "`num_key_value_heads` and `head_dim`.",
         ),
         reference=kv_bytes_per_token,
-        cases=((LLAMA_2_7B, 16), (LLAMA_8B, 16), (QWEN3_32B, 16), (LLAMA_8B, 8)),
+        cases=((LLAMA_2_7B, 16), (LLAMA_8B, 16), (QWEN3_32B, 16), (LLAMA_8B, 8), (SMOLLM2_135M, 16), (LLAMA_8B, 4)),
         random_case=_faulty_config,
         mistakes=(
             Mistake(
                 "nothing mended",
-                _calculator(factor=1, grouped=False, explicit=False, divide=False),
+                _calculator(factor=1, grouped=False, explicit=False, bytes_of_bits=_undivided),
                 "this is still the faulty calculator: it has four faults",
             ),
             Mistake(
                 "bits for bytes",
-                _calculator(divide=False),
+                _calculator(bytes_of_bits=_undivided),
                 "these are bits: divide by 8 to get bytes",
             ),
             Mistake(
@@ -518,6 +695,46 @@ EXERCISES = (
                 "heads unmended",
                 _calculator(grouped=False, explicit=False),
                 "bits and factor are mended; the number of heads and their size are still wrong",
+            ),
+            Mistake(
+                "128 for every head",
+                _calculator(size_default=128),
+                "128 is only the usual size of a head: without `head_dim` it is hidden / heads",
+            ),
+            Mistake(
+                "128 always",
+                _calculator(size_default=128, explicit=False),
+                "128 is only the usual size of a head: read `head_dim`, or take hidden / heads where it is absent",
+            ),
+            Mistake(
+                "whole bytes only",
+                _calculator(bytes_of_bits=lambda bits: bits // 8),
+                "you rounded a number down to whole bytes (`//`): at 4 bits it takes half a byte",
+            ),
+            Mistake(
+                "two widths only",
+                _calculator(bytes_of_bits=lambda bits: 2 if bits == 16 else 1),
+                "there are other widths than 8 and 16 bits: compute the bytes from `bits`",
+            ),
+            Mistake(
+                "16 bits always",
+                _calculator(bytes_of_bits=lambda bits: 2),
+                "you took 2 bytes for every number: compute them from `bits`",
+            ),
+            Mistake(
+                "hidden / kv_heads",
+                _calculator(divided_by="num_key_value_heads"),
+                "a head has hidden / (query heads) numbers: you divided by the key/value heads",
+            ),
+            Mistake(
+                "one kv head by default",
+                _calculator(kv_default=1),
+                "without `num_key_value_heads` every query head has its own keys and values: 1 is not the default",
+            ),
+            Mistake(
+                "eight kv heads by default",
+                _calculator(kv_default=8),
+                "8 is only usual: without `num_key_value_heads` every query head has its own keys and values",
             ),
         ),
         unit="bytes",
