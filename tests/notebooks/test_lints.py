@@ -97,8 +97,8 @@ PLANTED = {
     "path in output": (replace_code("p", stream("/home/ann/x.py")), "a path of a machine (/home/ann)"),
     "path in source": (replace_code("p = open('/tmp/file.json')"), "a path of a machine (/tmp/file.json)"),
     "path in text": (replace_text("in C:\\Users\\ann"), "a path of a machine"),
-    "key": (replace_code("k = 'sk-abcdefghijklmnopqrstuv'"), "holds a key"),
-    "token": (replace_code("k", stream("hf_abcdefghijklmnopqrstuvwx")), "holds a key"),
+    "key": (replace_code(f"k = 'sk-{'abcdef' * 4}'"), "holds a key"),
+    "token": (replace_code("k", stream("hf_" + "abcdef" * 4)), "holds a key"),
     "bare figure": (
         replace_code("plot()", v4.new_output("display_data", {"image/png": "iVBO", "text/plain": "x"})),
         "a figure without alt text",
