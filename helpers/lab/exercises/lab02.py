@@ -18,7 +18,7 @@ def prefill_floor_s(
 
 
 def mfu(active_params: float, tokens: int, seconds: float, peak_flops_per_s: float) -> float:
-    """Model FLOPs utilisation: 2 · P · tokens / seconds / peak, between 0 and 1."""
+    """Model FLOPs utilisation: 2 · P · tokens / seconds / peak, a share; above 1 the peak or the timing is wrong."""
     return 2 * active_params * tokens / seconds / peak_flops_per_s
 
 
@@ -88,6 +88,11 @@ def _median_and(spread):
     return wrong
 
 
+def _exclusive_iqr(samples):
+    q1, _, q3 = statistics.quantiles(samples, n=4)
+    return q3 - q1
+
+
 def _iqr(samples):
     q1, _, q3 = statistics.quantiles(samples, n=4, method="inclusive")
     return q3 - q1
@@ -96,6 +101,28 @@ def _iqr(samples):
 def _batch(active_params, weight_bytes, kv_bytes_per_sequence, flops_per_s, bytes_per_s, rounding=math.ceil, factor=2):
     net_s = factor * active_params / flops_per_s - kv_bytes_per_sequence / bytes_per_s
     return math.inf if net_s <= 0 else rounding(weight_bytes / bytes_per_s / net_s)
+
+
+def _batch_else(instead):
+    """Right where a batch exists, `instead(...)` where there is none."""
+
+    def wrong(*case):
+        batch = batch_where_compute_binds(*case)
+        return instead(*case) if batch == math.inf else batch
+
+    return wrong
+
+
+def _batch_solved_anyway(active_params, weight_bytes, kv_bytes_per_sequence, flops_per_s, bytes_per_s):
+    return math.ceil(
+        weight_bytes / bytes_per_s / (2 * active_params / flops_per_s - kv_bytes_per_sequence / bytes_per_s)
+    )
+
+
+def _batch_plus(active_params, weight_bytes, kv_bytes_per_sequence, flops_per_s, bytes_per_s):
+    return math.ceil(
+        weight_bytes / bytes_per_s / (2 * active_params / flops_per_s + kv_bytes_per_sequence / bytes_per_s)
+    )
 
 
 def _batch_kv_once(active_params, weight_bytes, kv_bytes_per_sequence, flops_per_s, bytes_per_s):
@@ -111,6 +138,18 @@ def _tpot(per_run, *, skip=1, clock="done_s", middle=statistics.median, unit=1e3
 
 def _tpot_pooled(runs):
     return statistics.median(b - a for run in runs[1:] for a, b in itertools.pairwise(run["done_s"])) * 1e3
+
+
+def _tpot_slowest_dropped(runs):
+    return statistics.median(sorted(_gap(None, run["done_s"]) for run in runs)[:-1]) * 1e3
+
+
+def _tpot_of_the_colleague(runs):
+    return sum((run["returned_s"][-1] - run["sent_s"]) / len(run["returned_s"]) for run in runs) / len(runs)
+
+
+def _upper_median(values):
+    return sorted(values)[len(values) // 2]
 
 
 def _gap(sent, times):
@@ -131,19 +170,24 @@ def _prefill_case(rng: random.Random) -> tuple:
 
 
 def _mfu_case(rng: random.Random) -> tuple:
-    return rng.uniform(1e8, 1e11), rng.randrange(100, 10**5), rng.uniform(0.5, 30), rng.uniform(1e14, 2e15)
+    params, tokens, peak = rng.uniform(1e8, 1e11), rng.randrange(100, 10**5), rng.uniform(1e14, 2e15)
+    # Never faster than the peak, as on a real machine: a share above 1 has a written case of its own.
+    return params, tokens, 2 * params * tokens / peak / rng.uniform(0.1, 0.9), peak
 
 
 def _mbu_case(rng: random.Random) -> tuple:
     batch, context, kv = rng.randrange(2, 100), rng.randrange(100, 10**4), rng.choice((46_080, 131_072, 327_680))
-    return rng.randrange(10**9, 10**11), kv, context, batch, rng.uniform(0.005, 0.5), rng.uniform(1e12, 5e12)
+    weights, peak = rng.randrange(10**9, 10**11), rng.uniform(1e12, 5e12)
+    floor_s = (weights + batch * context * kv) / peak
+    return weights, kv, context, batch, floor_s / rng.uniform(0.1, 0.9), peak
 
 
 def _samples_case(rng: random.Random) -> tuple:
     warmup = rng.randrange(1, 4)
     slow = [round(rng.uniform(200, 900), 1) for _ in range(warmup)]
     steady = [round(rng.uniform(38, 45), 2) for _ in range(rng.randrange(7, 15))]
-    steady[rng.randrange(1, len(steady) - 1)] = round(rng.uniform(90, 200), 1)
+    # Sometimes slower than every warm-up call: what is dropped is the first, not the slowest.
+    steady[rng.randrange(1, len(steady) - 1)] = round(rng.uniform(90, 1500), 1)
     return slow + steady, warmup
 
 
@@ -185,6 +229,9 @@ _COLD = {"sent_s": 0.0, "returned_s": [0.01, 0.02, 0.03], "done_s": [0.9, 1.3, 1
 _LATE = {"sent_s": 2.0, "returned_s": [2.01, 2.02, 2.03, 2.04], "done_s": [2.4, 2.45, 2.5, 2.55]}
 _SLOW = {"sent_s": 3.0, "returned_s": [3.01, 3.02, 3.03], "done_s": [3.4, 3.5, 3.6]}
 
+# Slower than the first run: the slowest run and the one to leave out are not the same.
+_STUCK = {"sent_s": 4.0, "returned_s": [4.01, 4.02, 4.03], "done_s": [4.4, 5.0, 5.7]}
+
 
 EXERCISES = (
     Exercise(
@@ -218,6 +265,30 @@ EXERCISES = (
                 "a short prompt still has to read all the weights: compare with the reading time",
             ),
             Mistake(
+                "reading alone",
+                lambda params, tokens, size, flops, bandwidth: params * size / bandwidth,
+                "a long prompt computes for longer than it reads: compare with the computing time",
+            ),
+            Mistake(
+                "the shorter",
+                lambda params, tokens, size, flops, bandwidth: min(
+                    2 * params * tokens / flops, params * size / bandwidth
+                ),
+                "this is the shorter of the two times: the pass ends when the longer one does",
+            ),
+            Mistake(
+                "parameters for bytes",
+                lambda params, tokens, size, flops, bandwidth: max(2 * params * tokens / flops, params / bandwidth),
+                "parameters are no bytes: each takes `bytes_per_param` of them",
+            ),
+            Mistake(
+                "bytes for FLOPs",
+                lambda params, tokens, size, flops, bandwidth: max(
+                    size * params * tokens / flops, params * size / bandwidth
+                ),
+                "the FLOPs do not depend on the bytes of a parameter: 2 a token, a multiplication and an addition",
+            ),
+            Mistake(
                 "weights per token",
                 _prefill_weights_per_token,
                 "the weights are read once for the whole prompt, not once per token: that is what prefill gains",
@@ -241,7 +312,8 @@ EXERCISES = (
             "The work is the model's (2 · P · tokens), not what some kernel happened to compute.",
         ),
         reference=mfu,
-        cases=((7.5e9, 2048, 0.055, 989e12), (106e6, 512, 1.3, 100e9)),
+        # The last one is faster than its peak: such a number is to be seen, not cut off.
+        cases=((7.5e9, 2048, 0.055, 989e12), (106e6, 512, 1.3, 100e9), (106e6, 512, 0.8, 100e9)),
         random_case=_mfu_case,
         mistakes=(
             Mistake(
@@ -252,7 +324,7 @@ EXERCISES = (
             Mistake(
                 "per cent",
                 lambda *case: 100 * mfu(*case),
-                "these are per cent: a share lies between 0 and 1",
+                "these are per cent: 45 % is a share of 0.45",
             ),
             Mistake(
                 "inverted",
@@ -263,6 +335,31 @@ EXERCISES = (
                 "one token",
                 lambda params, tokens, seconds, peak: 2 * params / seconds / peak,
                 "this is the work of one token: the pass computed all of them",
+            ),
+            Mistake(
+                "cut off at 1",
+                lambda *case: min(1, mfu(*case)),
+                "do not cut it off at 1: more than 1 says that the peak or the timing is wrong, and that must be seen",
+            ),
+            Mistake(
+                "no peak",
+                lambda params, tokens, seconds, peak: 2 * params * tokens / seconds,
+                "these are the FLOP/s achieved: the MFU is their share of the peak",
+            ),
+            Mistake(
+                "no seconds",
+                lambda params, tokens, seconds, peak: 2 * params * tokens / peak,
+                "these are the seconds it takes at the peak: the MFU is their share of the measured seconds",
+            ),
+            Mistake(
+                "times seconds",
+                lambda params, tokens, seconds, peak: 2 * params * tokens * seconds / peak,
+                "work is divided by the seconds, not multiplied by them",
+            ),
+            Mistake(
+                "milliseconds",
+                lambda *case: 1000 * mfu(*case),
+                "`seconds` are seconds already: no factor of 1000",
             ),
         ),
     ),
@@ -304,7 +401,28 @@ EXERCISES = (
                 lambda weights, kv, context, batch, seconds, peak: (weights + batch * kv) / seconds / peak,
                 "this is the KV cache of one token: a new token reads those of the whole context",
             ),
-            Mistake("per cent", lambda *case: 100 * mbu(*case), "these are per cent, not a share between 0 and 1"),
+            Mistake("per cent", lambda *case: 100 * mbu(*case), "these are per cent: as a share 45 % is 0.45"),
+            Mistake("inverted", lambda *case: 1 / mbu(*case), "this is the peak over what was achieved, upside down"),
+            Mistake(
+                "keys and values twice",
+                lambda weights, kv, *rest: mbu(weights, 2 * kv, *rest),
+                "`kv_bytes_per_token` holds keys and values already: no further factor of 2",
+            ),
+            Mistake(
+                "weights forgotten",
+                lambda weights, *rest: mbu(0, *rest),
+                "the weights are read too, once at every step",
+            ),
+            Mistake(
+                "no peak",
+                lambda *case: mbu(*case) * case[-1],
+                "these are the bytes/s achieved: the MBU is their share of the peak",
+            ),
+            Mistake(
+                "one token short",
+                lambda weights, kv, context, *rest: mbu(weights, kv, context - 1, *rest),
+                "`context` tokens are in the cache, and the step reads all of them",
+            ),
         ),
     ),
     Exercise(
@@ -321,6 +439,7 @@ EXERCISES = (
         cases=(
             ([812.0, 44.1, 41.9, 42.3, 97.0, 42.0, 41.8, 42.6, 42.2], 1),
             ([250.0, 90.0, 40.0, 41.0, 42.0, 43.0, 44.0, 160.0], 2),
+            ([58.0, 44.0, 97.0, 42.0, 41.0, 99.0, 43.0], 1),
         ),
         random_case=_samples_case,
         mistakes=(
@@ -349,15 +468,51 @@ EXERCISES = (
                 _median_and(statistics.stdev),
                 "the second number is the standard deviation: the IQR is the third quartile minus the first",
             ),
+            Mistake(
+                "slowest dropped",
+                lambda samples, warmup: median_and_iqr(sorted(samples)[:-warmup], 0),
+                "you dropped the slowest samples: the warm-up is what came first, and no other sample may go",
+            ),
+            Mistake(
+                "sorted first",
+                lambda samples, warmup: median_and_iqr(sorted(samples), warmup),
+                "you sorted before you dropped, so the fastest samples went: drop the warm-up first",
+            ),
+            Mistake(
+                "exclusive",
+                _median_and(_exclusive_iqr),
+                'the quartiles are those of method="exclusive", the default: the exercise asks for "inclusive"',
+            ),
+            Mistake(
+                "swapped",
+                lambda *case: median_and_iqr(*case)[::-1],
+                "the order is the other way round: the median first",
+            ),
+            Mistake(
+                "median by index",
+                lambda samples, warmup: [_upper_median(samples[warmup:]), _iqr(samples[warmup:])],
+                "with an even number of samples the median lies halfway between the two in the middle",
+            ),
+            Mistake(
+                "spread of all",
+                lambda samples, warmup: [statistics.median(samples[warmup:]), _iqr(samples)],
+                "the median is right, the IQR still has the warm-up in it",
+            ),
+            Mistake(
+                "median of all",
+                lambda samples, warmup: [statistics.median(samples), _iqr(samples[warmup:])],
+                "the IQR is right, the median still has the warm-up in it",
+            ),
         ),
         unit="ms",
+        result="a list [median, IQR]",
     ),
     Exercise(
         id="2.5",
         title="The batch where compute binds",
         minutes=10,
         difficulty=4,
-        why="up to this batch a further user costs next to nothing; with long contexts there is no such batch.",
+        why="up to this batch a further user adds only the reading of a KV cache; with long contexts none is enough.",
         hints=(
             "Write both times as functions of the batch B: compute B · 2P / FLOP/s, reading (W + B · KV) / bytes/s.",
             "Set them equal and solve for B. A batch is a whole number, and compute must last at least as long.",
@@ -368,6 +523,11 @@ EXERCISES = (
             (7.5e9, 16_060_522_496, 0, 989e12, 3.35e12),
             (7.5e9, 16_060_522_496, 33_554_432, 989e12, 3.35e12),
             (7.5e9, 16_060_522_496, 1_073_741_824, 989e12, 3.35e12),
+            (7.5e9, 16_060_522_496, 50_400_000, 989e12, 3.35e12),
+            # Powers of two, exact in floating point whatever the order: computing lasts exactly as long as reading at
+            # batch 1024; and one token computes exactly as long as its KV cache is read, so at no batch.
+            (2**30, 2**31, 2**21, 2**50, 2**41),
+            (2**30, 2**31, 2**22, 2**50, 2**41),
         ),
         random_case=_batch_case,
         mistakes=(
@@ -390,6 +550,47 @@ EXERCISES = (
                 "factor 2",
                 lambda *case: _batch(*case, factor=1),
                 "one token costs 2 FLOPs per parameter: with half of them the batch comes out too large",
+            ),
+            Mistake(
+                "not whole",
+                lambda *case: _batch(*case, rounding=lambda x: x),
+                "a batch is a whole number: take the next one up",
+            ),
+            Mistake(
+                "one more",
+                lambda *case: _batch(*case, rounding=lambda x: math.floor(x) + 1),
+                "where both times are equal at a whole batch, that batch is the answer: compute lasts as long there",
+            ),
+            Mistake(
+                "rounded to the nearest",
+                lambda *case: _batch(*case, rounding=round),
+                "rounded to the nearest, reading may still last longer: take the next whole batch up",
+            ),
+            Mistake(
+                "zero for none",
+                _batch_else(lambda *case: 0),
+                "where no batch will do, return math.inf, not 0",
+            ),
+            Mistake(
+                "minus one for none",
+                _batch_else(lambda *case: -1),
+                "where no batch will do, return math.inf, not -1",
+            ),
+            Mistake(
+                "solved anyway",
+                _batch_solved_anyway,
+                "where a KV cache takes longer to read than a token to compute, the equation has no positive batch: "
+                "return math.inf",
+            ),
+            Mistake(
+                "plus",
+                _batch_plus,
+                "the KV cache adds to the reading, so on the side of computing it is subtracted",
+            ),
+            Mistake(
+                "ridge point",
+                lambda params, weights, kv, flops, bandwidth: math.ceil(flops / bandwidth),
+                "this is the ridge point, FLOPs per byte: the bytes of the weights and the KV cache are missing",
             ),
         ),
         unit="sequences",
@@ -433,6 +634,41 @@ EXERCISES = (
                 lambda params, layers, heads, dim, n: 4 * layers * heads * dim * n / (2 * params * n),
                 "this is the attention of the last token alone: sum it up over the prompt",
             ),
+            Mistake(
+                "N²/2",
+                lambda params, layers, heads, dim, n: layers * heads * dim * n / params,
+                "N²/2 is close for long prompts, but exactly it is N(N+1)/2 pairs: a token attends to itself too",
+            ),
+            Mistake(
+                "not to itself",
+                lambda params, layers, heads, dim, n: layers * heads * dim * (n - 1) / params,
+                "N(N-1)/2 leaves out that a token attends to itself: it is N(N+1)/2 pairs",
+            ),
+            Mistake(
+                "linear term without 2",
+                lambda *case: 2 * quadratic_share(*case),
+                "the linear term is 2 · P · N FLOPs, with the 2",
+            ),
+            Mistake(
+                "per cent",
+                lambda *case: 100 * quadratic_share(*case),
+                "these are per cent: the exercise asks for a ratio",
+            ),
+            Mistake(
+                "inverted",
+                lambda *case: 1 / quadratic_share(*case),
+                "this is the linear term over attention, upside down",
+            ),
+            Mistake(
+                "not over the linear term",
+                lambda params, layers, heads, dim, n: 2 * layers * heads * dim * n * (n + 1),
+                "these are the FLOPs of attention: divide them by those of the linear term",
+            ),
+            Mistake(
+                "linear term of one token",
+                lambda params, layers, heads, dim, n: n * quadratic_share(params, layers, heads, dim, n),
+                "the linear term is that of all N tokens, not of one",
+            ),
         ),
     ),
     Exercise(
@@ -474,6 +710,31 @@ EXERCISES = (
                 lambda batch, heads, kv, layers, n, size: batch * heads * n * (n + 1) // 2 * size,
                 "the mask hides the upper half, but naive attention computes and keeps it all the same",
             ),
+            Mistake(
+                "half of N²",
+                lambda batch, heads, kv, layers, n, size: batch * heads * n * n * size / 2,
+                "naive attention computes the half under the mask too, and keeps it",
+            ),
+            Mistake(
+                "numbers",
+                lambda batch, heads, kv, layers, n, size: batch * heads * n * n,
+                "this counts the scores: each takes `bytes_per_score` bytes",
+            ),
+            Mistake(
+                "one head",
+                lambda batch, heads, kv, layers, n, size: batch * n * n * size,
+                "this is one head: every query head has its own scores",
+            ),
+            Mistake(
+                "queries per KV head",
+                lambda batch, heads, kv, layers, n, size: batch * heads // kv * n * n * size,
+                "the number of KV heads plays no part: every query head has its own scores",
+            ),
+            Mistake(
+                "batch as tokens",
+                lambda batch, heads, kv, layers, n, size: heads * (batch * n) ** 2 * size,
+                "a token attends to its own sequence only: the batch is a factor and not squared",
+            ),
         ),
         unit="bytes",
     ),
@@ -489,7 +750,7 @@ EXERCISES = (
             "The first run pays for start-up once: leave it out. Then the median over the runs, and the unit.",
         ),
         reference=tpot_ms,
-        cases=(([_COLD, _WARM, _LATE, _SLOW],), ([_COLD, _SLOW, _WARM],)),
+        cases=(([_COLD, _WARM, _LATE, _SLOW],), ([_COLD, _SLOW, _WARM],), ([_COLD, _WARM, _STUCK],)),
         random_case=_runs_case,
         mistakes=(
             Mistake(
@@ -523,6 +784,41 @@ EXERCISES = (
                 "this is the median of all gaps together: take one TPOT for each run, then the median of those",
             ),
             Mistake("seconds", _tpot(_gap, unit=1), "these are seconds: the exercise asks for milliseconds"),
+            Mistake(
+                "slowest run dropped",
+                _tpot_slowest_dropped,
+                "you dropped the slowest run: the one that does not count is the first, whatever it took",
+            ),
+            Mistake(
+                "median by index",
+                _tpot(_gap, middle=_upper_median),
+                "with an even number of runs the median lies halfway between the two in the middle",
+            ),
+            Mistake(
+                "prefill counted, gaps right",
+                _tpot(lambda sent, times: (times[-1] - sent) / (len(times) - 1)),
+                "n − 1 is right, but the clock still starts at `sent_s`: start it at the first token",
+            ),
+            Mistake(
+                "one gap too few",
+                _tpot(lambda sent, times: (times[-1] - times[1]) / (len(times) - 2)),
+                "the first gap belongs to decode: leave out the first token's wait, not the gap after it",
+            ),
+            Mistake(
+                "median of each run's gaps",
+                _tpot(lambda sent, times: statistics.median(b - a for a, b in itertools.pairwise(times))),
+                "this takes the median of a run's gaps: a run's TPOT is (last − first token) ÷ (tokens − 1)",
+            ),
+            Mistake(
+                "the colleague's",
+                _tpot_of_the_colleague,
+                "these are the colleague's numbers: nothing is mended yet",
+            ),
+            Mistake(
+                "the colleague's in ms",
+                lambda runs: 1e3 * _tpot_of_the_colleague(runs),
+                "the unit is mended, the other bugs are not",
+            ),
         ),
         unit="ms",
     ),
