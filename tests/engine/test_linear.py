@@ -28,6 +28,16 @@ def test_every_layout_is_the_product_of_the_definition(outputs, inputs, rows, la
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, SPLIT_ROWS + 1])
+def test_rows_kept_apart_change_no_product_and_no_size(layout, rows):
+    weight, x = torch.randn(2048, 64), torch.randn(2, rows, 64)
+    product = Linear(weight, layout=layout)
+    assert product.nbytes == weight.nbytes
+    assert layout == "output-major" or product.stored.stride(0) * 4 % 4096
+    torch.testing.assert_close(product(x), x @ weight.t(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_are_those_of_the_checkpoint(layout):
     weight = torch.randn(11, 6)
     indices = torch.tensor([[3, 0], [10, 3]])
