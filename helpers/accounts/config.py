@@ -1,5 +1,6 @@
 """Reading a Hugging Face config.json into a `Model`: strictly, by keys, and refusing what is not understood."""
 
+import contextlib
 import copy
 import difflib
 import json
@@ -133,6 +134,8 @@ def read_config(source: str | Path, ignore: Collection[str] = ()) -> Model:
     if not isinstance(source, str | Path) or not str(source):
         raise InputError(f"a config is given as a path or a registry name, not {source!r}")
     path = Path(source)
+    with contextlib.suppress(RuntimeError):  # "~" of nobody is a path like any other, which will not exist.
+        path = path.expanduser()
     try:
         exists = path.exists()
     except PermissionError:

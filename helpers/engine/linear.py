@@ -64,11 +64,8 @@ class Linear:
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """W[indices], [..., inputs]: the embedding of token ids, where embedding and head are one matrix."""
-        if self.layout == "output-major":
-            return F.embedding(indices, self.stored)
-        # Copied into rows: what follows would otherwise walk every activation of the model column by column.
-        columns = self.stored.index_select(1, indices.flatten())
-        return columns.t().contiguous().view(*indices.shape, self.inputs)
+        # By rows of the transposed view: a gather of columns would copy the whole matrix first.
+        return F.embedding(indices, self.stored if self.layout == "output-major" else self.stored.t())
 
     @property
     def nbytes(self) -> int:

@@ -91,7 +91,7 @@ def load_folder(
     `options` go to `Decoder`. Raises InputError, naming it, for a missing, unexpected or misshapen tensor, a file that
     is not readable safetensors, quantised weights, or a model the decoder does not compute.
     """
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} holds no config.json")
     model = read_config(folder)

@@ -240,7 +240,7 @@ def _call_text(function: Callable, case: tuple) -> str:
 
 
 def _plain_repr(value: Any) -> str:
-    return _short(repr(_plain(value)), 40)
+    return _short(repr(_plain(value)), 80)
 
 
 def _signature_misfit(function: Callable, case: tuple) -> str:

@@ -337,3 +337,14 @@ def test_a_path_that_may_not_be_read_is_refused_by_name(monkeypatch, tmp_path, m
     with pytest.raises(InputError, match=r"cannot be read \(Permission denied\)") as refusal:
         read_config(tmp_path)
     assert str(tmp_path) in str(refusal.value)
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(model_registry()["llama-3.1-8b"]["config"]))
+    assert read_config("~/model").layers == read_config("llama-3.1-8b").layers
+    with pytest.raises(InputError, match="nobody-of-that-name"):
+        read_config("~nobody-of-that-name/model")

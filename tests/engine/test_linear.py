@@ -90,3 +90,13 @@ def test_a_gain_within_the_noise_does_not_change_the_layout(monkeypatch):
 
 def test_a_measured_layout_is_one_of_them():
     assert fastest_layout(1024, 512, torch.float32, "cpu") in LAYOUTS
+
+
+def test_looking_up_one_row_does_not_touch_the_whole_matrix():
+    from torch.profiler import ProfilerActivity, profile
+
+    table = Linear(torch.randn(4096, 64), layout="input-split")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        table.rows(torch.tensor([[7]]))
+    allocated = sum(event.self_cpu_memory_usage for event in seen.key_averages() if event.self_cpu_memory_usage > 0)
+    assert 64 * 4 <= allocated < table.nbytes / 10
