@@ -1,11 +1,16 @@
 """pyproject.toml, constraints.txt, environment.yml and the README speak of the same packages."""
 
+import os
 import re
+import sys
 import tomllib
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 # conda-forge's name of a package that PyPI calls otherwise.
@@ -57,6 +62,26 @@ def test_every_requirement_has_a_pin_within_its_range(project, pins):
             continue
         assert name in pins, f"{name} has no pin in constraints.txt"
         assert requirement.specifier.contains(pins[name]), f"the pin {name}=={pins[name]} is outside {requirement}"
+
+
+def test_every_pin_installs_on_the_oldest_python_that_is_promised(project, pins):
+    oldest = project["requires-python"].removeprefix(">=") + ".0"
+    for name, version in pins.items():
+        try:
+            about = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue  # A pin of another system's package.
+        if about.version.partition("+")[0] == version:
+            wanted = about.metadata["Requires-Python"] or ""
+            assert SpecifierSet(wanted).contains(oldest), f"{name}=={version} wants Python {wanted}, not {oldest}"
+
+
+def test_the_environment_is_the_pinned_one(root, pins):
+    if not os.environ.get("CI") or Path(sys.prefix) != root / ".venv":
+        pytest.skip("held in CI: elsewhere newer releases within the ranges are welcome")
+    installed = {canonicalize_name(d.name): d.version.partition("+")[0] for d in metadata.distributions()}
+    assert {name: installed[name] for name in pins if name in installed} == {n: pins[n] for n in pins if n in installed}
+    assert len(pins) - 20 < sum(name in installed for name in pins)
 
 
 def test_torch_is_pinned_exactly(pins):
