@@ -141,12 +141,12 @@ class Sweep:
         """The sweep as a table for people; every dropped point has its line."""
         first = "prompt" if self.phase == "prefill" else "context"
         lines = [
-            f"{first:>8} batch  predicted   measured      IQR   n  ratio    GFLOP/s      GB/s    MFU    MBU  binds",
+            f"{first:>8} batch  predicted   measured      IQR   n  ratio  GFLOP/s     GB/s    MFU    MBU  binds",
         ]
         lines += [
             f"{p.tokens:8} {p.batch:5} {p.predicted_s * 1e3:8.2f} ms {p.measured_s * 1e3:7.2f} ms "
-            f"{p.timing.iqr_s * 1e3:5.2f} ms {p.timing.n:3} {p.ratio:6.2f} {p.achieved_flops_per_s / 1e9:10.1f} "
-            f"{p.achieved_bytes_per_s / 1e9:9.2f} {p.mfu:6.2f} {p.mbu:6.2f}  {p.binds}{'  NOISY' if p.noisy else ''}"
+            f"{p.timing.iqr_s * 1e3:5.2f} ms {p.timing.n:3} {p.ratio:6.2f} {p.achieved_flops_per_s / 1e9:8.1f} "
+            f"{p.achieved_bytes_per_s / 1e9:8.2f} {p.mfu:6.2f} {p.mbu:6.2f}  {p.binds}{' NOISY' if p.noisy else ''}"
             for p in self.points
         ]
         lines += [f"{p.tokens:8} {p.batch:5}  NOISY: {p.timing.noisy_because}" for p in self.points if p.noisy]
