@@ -1,6 +1,7 @@
 """Arithmetic only: what a model costs in parameters, FLOPs, bytes and time. Imports no torch."""
 
-from helpers.accounts.capacity import Capacity, max_concurrency
+from helpers.accounts.admission import Admission, expected_running, simulate_admission
+from helpers.accounts.capacity import ENGINES, Capacity, max_concurrency, rotary_table_bytes
 from helpers.accounts.claim import CONDITIONS, ImprovementClaim, claimed_factor, missing_conditions
 from helpers.accounts.compute import (
     Flops,
@@ -10,21 +11,55 @@ from helpers.accounts.compute import (
     prefill_flops,
     quadratic_share,
 )
-from helpers.accounts.config import model_names, model_registry, parse_config, read_config
+from helpers.accounts.config import (
+    model_names,
+    model_registry,
+    model_types,
+    parse_config,
+    parse_config_text,
+    read_config,
+)
 from helpers.accounts.devices import Device, device, device_names
+from helpers.accounts.enginelogs import CellLine, LogFacts, Reading, read_log
+from helpers.accounts.expert_load import (
+    ExpertLoad,
+    LoggedBalancedness,
+    published_load,
+    published_loads,
+    read_expert_load,
+)
+from helpers.accounts.expert_time import expert_seconds
 from helpers.accounts.inventory import COMPONENTS, Weight, inventory
-from helpers.accounts.kv import kv_bytes, kv_bytes_per_token, state_bytes
+from helpers.accounts.kv import kv_bytes, kv_bytes_per_token, kv_read_bytes
+from helpers.accounts.kv_llamacpp import CellCache, LlamaCppCache, LlamaCppSettings, llamacpp_cache
+from helpers.accounts.kv_scales import kv_scale_bytes
+from helpers.accounts.kv_vllm import PACKED_MLA, CacheGroup, VllmLayout, VllmSettings, vllm_layout
+from helpers.accounts.lengths import LengthDistribution, length_distribution, length_distribution_names, quantiles
+from helpers.accounts.logcheck import Comparison, compare_log
 from helpers.accounts.memory import WeightBytes, weight_bytes
 from helpers.accounts.model import (
+    CompressedAttention,
     DecoderDetails,
     DenseFFN,
     FullAttention,
+    Indexer,
     LatentAttention,
     Layer,
     Model,
     MoEFFN,
+    PerLayerInput,
 )
 from helpers.accounts.parameters import ExpertCounts, Parameters, count_parameters, expert_counts
+from helpers.accounts.placement import (
+    PLACEMENTS,
+    Placement,
+    contiguous,
+    packed,
+    rank_distinct_experts,
+    rank_loads,
+    rank_seconds,
+    strided,
+)
 from helpers.accounts.roofline import (
     Floor,
     compute_dtype_on,
@@ -34,6 +69,33 @@ from helpers.accounts.roofline import (
     ridge_point,
     weights_read_bytes,
 )
+from helpers.accounts.skew import (
+    balancedness,
+    coefficient_of_variation,
+    dead_experts,
+    distinct_experts,
+    effective_experts,
+    gini,
+    max_over_mean,
+    mean_balancedness,
+    memory_ratio,
+    normalized_entropy,
+    quality_gain_kept,
+    read_ratio,
+    step_time_factor,
+)
+from helpers.accounts.skew_null import null_coefficient_of_variation, null_max_over_mean
+from helpers.accounts.state import STATE_RULES, StateRule, state_bytes, window_elements
+from helpers.accounts.state_mixers import (
+    GatedDeltaNet,
+    KimiDeltaAttention,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    ShortConvolution,
+    StateMixer,
+)
+from helpers.accounts.trace import TraceRequest, read_trace
 from helpers.accounts.units import (
     DTYPES,
     GB,
@@ -54,65 +116,137 @@ from helpers.accounts.units import (
 from helpers.errors import InputError
 
 __all__ = [
+    "Admission",
     "COMPONENTS",
     "CONDITIONS",
+    "CacheGroup",
     "Capacity",
+    "CellCache",
+    "CellLine",
+    "CompressedAttention",
+    "Comparison",
     "DTYPES",
     "DecoderDetails",
     "DenseFFN",
     "Device",
+    "ENGINES",
     "ExpertCounts",
+    "ExpertLoad",
     "Floor",
     "Flops",
     "FullAttention",
     "GB",
     "GIB",
+    "GatedDeltaNet",
     "ImprovementClaim",
+    "Indexer",
     "InputError",
     "KB",
     "KIB",
+    "KimiDeltaAttention",
     "LatentAttention",
     "Layer",
+    "LengthDistribution",
+    "LightningAttention",
+    "LlamaCppCache",
+    "LlamaCppSettings",
+    "LogFacts",
+    "LoggedBalancedness",
     "MB",
     "MIB",
+    "Mamba",
+    "Mamba2",
     "MoEFFN",
     "Model",
+    "PACKED_MLA",
+    "PLACEMENTS",
     "Parameters",
+    "PerLayerInput",
+    "Placement",
+    "Reading",
+    "STATE_RULES",
+    "ShortConvolution",
+    "StateMixer",
+    "StateRule",
     "TB",
     "TIB",
+    "TraceRequest",
+    "VllmLayout",
+    "VllmSettings",
     "Weight",
     "WeightBytes",
     "attended_pairs",
     "attention_equals_weights_context",
+    "balancedness",
     "bytes_of",
     "claimed_factor",
+    "coefficient_of_variation",
+    "compare_log",
     "compute_dtype_on",
+    "contiguous",
     "count_parameters",
+    "dead_experts",
     "decode_floor",
     "decode_flops",
     "device",
     "device_names",
+    "distinct_experts",
     "dtype_bytes",
+    "effective_experts",
     "expected_distinct_experts",
+    "expected_running",
     "expert_counts",
+    "expert_seconds",
     "format_bytes",
     "format_count",
     "format_flops",
     "format_seconds",
+    "gini",
     "inventory",
     "kv_bytes",
     "kv_bytes_per_token",
+    "kv_read_bytes",
+    "kv_scale_bytes",
+    "length_distribution",
+    "length_distribution_names",
+    "llamacpp_cache",
     "max_concurrency",
+    "max_over_mean",
+    "mean_balancedness",
+    "memory_ratio",
     "missing_conditions",
     "model_names",
     "model_registry",
+    "model_types",
+    "normalized_entropy",
+    "null_coefficient_of_variation",
+    "null_max_over_mean",
+    "packed",
     "parse_config",
+    "parse_config_text",
     "prefill_floor",
     "prefill_flops",
+    "published_load",
+    "published_loads",
     "quadratic_share",
+    "quality_gain_kept",
+    "quantiles",
+    "rank_distinct_experts",
+    "rank_loads",
+    "rank_seconds",
     "read_config",
+    "read_expert_load",
+    "read_log",
+    "read_ratio",
+    "read_trace",
     "ridge_point",
+    "rotary_table_bytes",
+    "simulate_admission",
     "state_bytes",
+    "step_time_factor",
+    "strided",
+    "vllm_layout",
     "weight_bytes",
     "weights_read_bytes",
+    "window_elements",
 ]

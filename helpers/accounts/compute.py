@@ -8,18 +8,23 @@ import math
 from dataclasses import dataclass
 
 from helpers.accounts.inventory import inventory
-from helpers.accounts.model import FullAttention, LatentAttention, Layer, Model
+from helpers.accounts.kv import attended_tokens, indexed_keys
+from helpers.accounts.model import Attention, CompressedAttention, FullAttention, LatentAttention, Layer, Model
 from helpers.accounts.units import count, positive_int
 from helpers.errors import InputError
 
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of one sequence: `layers` (products with weights), `head` (the output matrix), `attention` (QKᵀ and PV)."""
+    """FLOPs of one sequence: `layers` (products with weights), `head` (the output matrix), `attention` (QKᵀ and PV).
+
+    `state`: updating and reading the recurrent state of Mamba and linear attention, the same for every token.
+    """
 
     layers: int
     head: int
     attention: int
+    state: int = 0
 
     @property
     def weights(self) -> int:
@@ -28,14 +33,16 @@ class Flops:
 
     @property
     def total(self) -> int:
-        """Weights and attention together."""
-        return self.weights + self.attention
+        """Weights, attention and state together."""
+        return self.weights + self.attention + self.state
 
 
 def decode_flops(model: Model, context: int, latent: str = "absorbed") -> Flops:
     """FLOPs of one decode step of one sequence whose new token attends to `context` tokens, itself included.
 
-    weights = 2 · (active parameters in matrices); attention = Σ layers 4 · heads · head_dim · min(context, window).
+    weights = 2 · (active parameters in matrices); attention = Σ layers 4 · heads · head_dim · min(context, window)
+    (or the tokens of the running chunk, or the `top_k` of an indexer, which itself scores every token);
+    state = Σ layers 4 (delta rule: 6) · elements of the recurrent state, see `state_mixers`, whatever the context.
     MLA, `latent`: ``absorbed`` works on the cached latent, 2 · heads · (2 · kv_lora_rank + qk_rope_head_dim) per
     context token, as engines do in decode; ``expanded`` as if per-head keys and values were cached,
     2 · heads · (qk_head_dim + v_head_dim). The weight term is the same for both.
@@ -44,8 +51,12 @@ def decode_flops(model: Model, context: int, latent: str = "absorbed") -> Flops:
     """
     positive_int(context, "context")
     layers, head = _weight_flops_per_token(model)
-    attention = sum(_flops_per_pair(layer, latent) * min(context, _window(layer, context)) for layer in model.layers)
-    return Flops(layers, head, attention)
+    attention = sum(
+        _flops_per_pair(layer, latent) * attended_tokens(layer.attention, context)
+        + _indexer_flops_per_pair(layer.attention) * indexed_keys(layer.attention, context)
+        for layer in model.layers
+    )
+    return Flops(layers, head, attention, _state_flops_per_token(model))
 
 
 def prefill_flops(
@@ -61,8 +72,9 @@ def prefill_flops(
     layers = N · 2 · matrices; head = 2 · hidden · vocab once (`logits` ``last``) or N times (``all``);
     attention = Σ layers 4 · heads · head_dim · pairs, where pairs = N(N+1)/2 + N · past: a query attends to itself
     and what lies before it, no further back than the window. `causal` False counts what a kernel without skipping
-    computes, N · (N + past) pairs in every layer and no window: this is what
+    computes, N · (N + past) pairs in every layer, no window, chunk or choice of an indexer: this is what
     ``torch.utils.flop_counter.FlopCounterMode`` counts on a `transformers` model.
+    state = N · that of one token: the recurrent form; the chunked form of engines adds a little within each chunk.
     MLA, `latent`: as in `decode_flops`; ``expanded`` is the default here, and expands the latents of the past again.
 
     Raises InputError for counts that are not whole numbers or an unknown `logits` or `latent`.
@@ -74,14 +86,12 @@ def prefill_flops(
     layers, head = _weight_flops_per_token(model)
     attention = 0
     for layer in model.layers:
-        if causal:
-            pairs = attended_pairs(prompt_tokens, past_tokens, _window(layer, prompt_tokens + past_tokens))
-        else:
-            pairs = prompt_tokens * (prompt_tokens + past_tokens)
-        attention += _flops_per_pair(layer, latent) * pairs
+        pairs, scored = _pairs(layer.attention, prompt_tokens, past_tokens, causal)
+        attention += _flops_per_pair(layer, latent) * pairs + _indexer_flops_per_pair(layer.attention) * scored
         if latent == "expanded":
             attention += past_tokens * _expansion_flops(layer)
-    return Flops(layers * prompt_tokens, head * (prompt_tokens if logits == "all" else 1), attention)
+    heads, state = prompt_tokens if logits == "all" else 1, prompt_tokens * _state_flops_per_token(model)
+    return Flops(layers * prompt_tokens, head * heads, attention, state)
 
 
 def attended_pairs(tokens: int, past_tokens: int = 0, window: int | None = None) -> int:
@@ -92,14 +102,50 @@ def attended_pairs(tokens: int, past_tokens: int = 0, window: int | None = None)
     return growing * past_tokens + growing * (growing + 1) // 2 + (tokens - growing) * window
 
 
+def _pairs(attention: Attention | None, tokens: int, past_tokens: int, causal: bool) -> tuple[int, int]:
+    """Query–key pairs that one layer's attention computes, and those that its indexer scores."""
+    end = past_tokens + tokens
+    if isinstance(attention, CompressedAttention):
+        if not causal:
+            entries = 0 if attention.rate is None else tokens * (end // attention.rate)
+            return tokens * end + entries, entries
+        entries, scored = (
+            _entries_up_to(attention, end, limit) - _entries_up_to(attention, past_tokens, limit)
+            for limit in (attention.indexer.top_k if attention.indexer else None, None)
+        )
+        return attended_pairs(tokens, past_tokens, attention.window) + entries, scored
+    if not causal:
+        return tokens * end, tokens * end
+    scored = attended_pairs(tokens, past_tokens)
+    if isinstance(attention, FullAttention) and attention.chunk is not None:
+        return _chunk_pairs_up_to(end, attention.chunk) - _chunk_pairs_up_to(past_tokens, attention.chunk), scored
+    return attended_pairs(tokens, past_tokens, _reach(attention)), scored
+
+
+def _chunk_pairs_up_to(end: int, chunk: int) -> int:
+    whole, rest = divmod(end, chunk)
+    return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
+
+
+def _entries_up_to(attention: CompressedAttention, end: int, limit: int | None) -> int:
+    """Σ min(⌊i / rate⌋, limit) for i = 1..end: the compressed blocks that the first `end` tokens read."""
+    if attention.rate is None:
+        return 0
+    # The tokens before the first one that sees `limit` blocks; the rest see that many.
+    growing = end if limit is None else min(end, limit * attention.rate - 1)
+    whole, rest = divmod(growing, attention.rate)
+    seen = attention.rate * (whole * (whole - 1) // 2) + whole * (rest + 1)
+    return seen + (0 if limit is None else limit * (end - growing))
+
+
 def attention_equals_weights_context(model: Model, latent: str = "absorbed") -> float:
     """Context at which one decode step spends as many FLOPs on attention as on weights.
 
     Solves Σ layers f · min(n, window) = weights; without windows n = weights / Σ f: about 28.6 k for Llama-3.1-8B.
-    Returns ``math.inf`` where windows keep attention below the weights at any length.
+    Returns ``math.inf`` where windows keep attention below the weights at any length. A chunk counts as a window.
     """
     weights = sum(_weight_flops_per_token(model))
-    slopes = [(_window(layer, math.inf), _flops_per_pair(layer, latent)) for layer in model.layers]
+    slopes = [slope for layer in model.layers for slope in _slopes(layer, latent)]
     at, reached = 0, 0
     for edge in sorted({window for window, _ in slopes}):
         slope = sum(flops for window, flops in slopes if window > at)
@@ -109,6 +155,18 @@ def attention_equals_weights_context(model: Model, latent: str = "absorbed") -> 
     return math.inf
 
 
+def _slopes(layer: Layer, latent: str) -> list[tuple[float, float]]:
+    """What attention costs more for each token of context, and up to which context it does."""
+    a, per_pair, per_score = layer.attention, _flops_per_pair(layer, latent), _indexer_flops_per_pair(layer.attention)
+    if not isinstance(a, CompressedAttention):
+        return [(_reach(a) or math.inf, per_pair), (math.inf, per_score)]
+    slopes = [(a.window, per_pair)]
+    if a.rate is not None:
+        slopes.append((a.indexer.top_k * a.rate if a.indexer else math.inf, per_pair / a.rate))
+        slopes.append((math.inf, per_score / a.rate))
+    return slopes
+
+
 def quadratic_share(model: Model, prompt_tokens: int, latent: str = "expanded") -> float:
     """The quadratic term of a prefill over its linear one: attention FLOPs / (2 · P · N), causal.
 
@@ -116,7 +174,7 @@ def quadratic_share(model: Model, prompt_tokens: int, latent: str = "expanded") 
     0.57 at 32 k. In a serving engine, which computes one row of logits, the share is a little higher.
     """
     flops = prefill_flops(model, prompt_tokens, logits="all", latent=latent)
-    return flops.attention / flops.weights
+    return flops.attention / (flops.weights + flops.state)
 
 
 def _weight_flops_per_token(model: Model) -> tuple[int, int]:
@@ -126,15 +184,24 @@ def _weight_flops_per_token(model: Model) -> tuple[int, int]:
             head += weight.flops_per_token
         else:
             layers += weight.flops_per_token
+    if model.streams > 1:
+        # Hyper-connections multiply the streams with a matrix made for each token, before attention and feed-forward.
+        layers += len(model.layers) * 2 * 2 * model.streams**2 * model.hidden_size
     return layers, head
+
+
+def _state_flops_per_token(model: Model) -> int:
+    return sum(layer.state.flops_per_token for layer in model.layers if layer.state is not None)
 
 
 def _flops_per_pair(layer: Layer, latent: str) -> int:
     attention = layer.attention
     if latent not in ("absorbed", "expanded"):
         raise InputError(f"latent must be 'absorbed' or 'expanded', not {latent!r}")
-    if isinstance(attention, FullAttention):
+    if isinstance(attention, FullAttention | CompressedAttention):
         return 4 * attention.heads * attention.head_dim
+    if not isinstance(attention, LatentAttention):
+        return 0
     if latent == "absorbed":
         return 2 * attention.heads * (2 * attention.kv_lora_rank + attention.qk_rope_head_dim)
     return 2 * attention.heads * (attention.qk_head_dim + attention.v_head_dim)
@@ -147,6 +214,16 @@ def _expansion_flops(layer: Layer) -> int:
     return 2 * a.kv_lora_rank * a.heads * (a.qk_nope_head_dim + a.v_head_dim)
 
 
-def _window(layer: Layer, unlimited: float) -> float:
-    window = layer.attention.window if isinstance(layer.attention, FullAttention) else None
-    return unlimited if window is None else window
+def _indexer_flops_per_pair(attention: Attention | None) -> int:
+    """The indexer scores every key: heads · head_dim products; in DeepSeek-V3.2 another per head to weigh them."""
+    indexer = getattr(attention, "indexer", None)
+    if indexer is None:
+        return 0
+    return 2 * indexer.heads * (indexer.head_dim + isinstance(attention, LatentAttention))
+
+
+def _reach(attention: Attention | None) -> int | None:
+    """The most tokens a query attends to, None where there is no limit."""
+    if isinstance(attention, FullAttention):
+        return attention.window or attention.chunk
+    return attention.top_k if isinstance(attention, LatentAttention) else None

@@ -8,35 +8,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from helpers.accounts.architectures import ARCHITECTURES
+from helpers.accounts.architectures import ARCHITECTURES, FLAT, WRAPPERS
 from helpers.accounts.keys import Keys
 from helpers.accounts.model import DecoderDetails, Model
 from helpers.errors import InputError
-
-# Multimodal wrappers whose text_config is the language model, and their keys that concern only the rest.
-_WRAPPERS: Mapping[str, frozenset[str]] = {
-    "gemma3": frozenset(
-        {
-            "boi_token_index",
-            "eoi_token_index",
-            "image_token_index",
-            "mm_tokens_per_image",
-            "vision_config",
-            "boi_token_id",
-            "eoi_token_id",
-            "image_token_id",
-        }
-    ),
-    "kimi_k25": frozenset(
-        {
-            "ignore_index",
-            "media_placeholder_token_id",
-            "use_unified_vision_chunk",
-            "video_placeholder",
-            "vision_config",
-        }
-    ),
-}
 
 _LARGEST_FILE_BYTES = 16_000_000
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -169,6 +144,11 @@ def model_names() -> tuple[str, ...]:
     return tuple(model_registry())
 
 
+def model_types() -> tuple[str, ...]:
+    """The model_types of a config.json that this version reads, multimodal wrappers included, in alphabetical order."""
+    return tuple(sorted({*ARCHITECTURES, *WRAPPERS}))
+
+
 def _read_file(path: Path, ignore: Collection[str]) -> Model:
     if path.is_dir():
         path = path / "config.json"
@@ -181,18 +161,28 @@ def _read_file(path: Path, ignore: Collection[str]) -> Model:
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     # File names need not be text; what is printed must be.
     name = name.encode("utf-8", "replace").decode()
+    return parse_config_text(path.read_bytes(), name, str(path), ignore)
+
+
+def parse_config_text(text: str | bytes, name: str, where: str, ignore: Collection[str] = ()) -> Model:
+    """The model of a config.json given as its text (UTF-8); `where` names it in messages, the rest as `parse_config`.
+
+    Raises InputError for text that is not one JSON object without duplicate keys.
+    """
+    if len(text) > _LARGEST_FILE_BYTES:
+        raise InputError(f"{where}: is larger than {_LARGEST_FILE_BYTES:,} bytes, which no config.json is")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     except UnicodeDecodeError:
-        raise InputError(f"{path}: is not a text file in UTF-8") from None
+        raise InputError(f"{where}: is not a text file in UTF-8") from None
     try:
         config = json.loads(text, object_pairs_hook=_without_duplicates)
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{where}: {error}") from None
     except json.JSONDecodeError as error:
-        raise InputError(f"{path}: is not valid JSON ({error.msg}, line {error.lineno})") from None
+        raise InputError(f"{where}: is not valid JSON ({error.msg}, line {error.lineno})") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path}: holds a number or a nesting beyond what JSON readers take") from None
+        raise InputError(f"{where}: holds a number or a nesting beyond what JSON readers take") from None
     return parse_config(config, name, ignore=ignore)
 
 
@@ -228,7 +218,9 @@ def _parse(config: Mapping[str, Any], name: str, ignore: Collection[str]) -> Mod
     model_type = Keys(config, name).text("model_type")
     notes = [f"left unread, as asked: {', '.join(ignored)}"] if ignored else []
     quantization, dtype = config.get("quantization_config"), None
-    if model_type in _WRAPPERS:
+    if model_type in FLAT and "text_config" not in config:
+        config = _nested(config, model_type)
+    if model_type in WRAPPERS:
         text, quantization, dtype, tied, note = _unwrap(config, name, model_type)
         notes.append(note)
         keys = Keys(text, f"{name}: text_config")
@@ -240,13 +232,13 @@ def _parse(config: Mapping[str, Any], name: str, ignore: Collection[str]) -> Mod
         if "text_config" in config:
             raise InputError(
                 f"{name}: model_type {model_type!r} with a text_config is not supported by this version "
-                f"(known: {', '.join(_WRAPPERS)})"
+                f"(known: {', '.join(WRAPPERS)})"
             )
     inner_type = keys.text("model_type")
     if inner_type not in ARCHITECTURES:
         raise InputError(
             f"{keys.where}: model_type {inner_type[:60]!r} is not supported by this version "
-            f"(known: {', '.join([*ARCHITECTURES, *_WRAPPERS])})"
+            f"(known: {', '.join(model_types())})"
         )
     return _parse_text_model(keys, name, model_type, inner_type, notes, quantization, dtype)
 
@@ -262,12 +254,20 @@ def _without_ignored(config: Mapping[str, Any], ignore: Collection[str]) -> tupl
     return kept, sorted(found)
 
 
+def _nested(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    """A flat multimodal config as its later form: the language model's keys in a text_config."""
+    outside = WRAPPERS[model_type] | {"architectures", "quantization_config", "tie_word_embeddings"}
+    outer = {key: value for key, value in config.items() if key in outside}
+    text = {key: value for key, value in config.items() if key not in outside}
+    return {**outer, "model_type": model_type, "text_config": {**text, "model_type": FLAT[model_type]}}
+
+
 def _unwrap(
     config: Mapping[str, Any], name: str, model_type: str
 ) -> tuple[dict[str, Any], Any, str | None, bool | None, str]:
     outer = Keys(config, name)
     text = dict(outer.object("text_config"))
-    outer.ignore(["model_type", *_WRAPPERS[model_type], *_HARMLESS])
+    outer.ignore(["model_type", *WRAPPERS[model_type], *_HARMLESS])
     _refuse_switched_on(outer)
     _check_architectures(outer)
     dtype = _dtype(outer)
@@ -294,10 +294,10 @@ def _parse_text_model(
 ) -> Model:
     architecture = ARCHITECTURES[inner_type]
     keys.defaults = architecture.defaults
-    layers = architecture.layers(keys)
+    layers, extras = architecture.layers(keys), architecture.extras(keys)
     notes += architecture.notes(keys)
     decoder = DecoderDetails(
-        rms_norm_eps=keys.positive_number("rms_norm_eps"),
+        rms_norm_eps=keys.positive_number(architecture.norm_key),
         hidden_act=keys.text(architecture.activation_key),
         **_rotary(keys),
     )
@@ -307,6 +307,10 @@ def _parse_text_model(
     keys.read.add("quantization_config")
     if quantization is not None and not isinstance(quantization, dict):
         raise keys.refuse("quantization_config", "must be an object")
+    if isinstance(quantization, dict) and "expert_dtype" in keys.values:
+        # It says how the experts are quantised, beside the object that says it of the rest (DeepSeek-V4).
+        keys.read.add("expert_dtype")
+        quantization = {"expert_dtype": keys.values["expert_dtype"], **quantization}
     vocab_size, hidden_size = keys.size("vocab_size"), keys.size("hidden_size")
     max_positions, tied = keys.size("max_position_embeddings"), keys.flag("tie_word_embeddings")
     _check_architectures(keys)
@@ -328,6 +332,7 @@ def _parse_text_model(
         decoder=decoder,
         quantization=copy.deepcopy(quantization),
         notes=tuple(notes),
+        **extras,
     )
 
 

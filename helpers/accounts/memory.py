@@ -16,6 +16,7 @@ class WeightBytes:
 
     embedding: int
     attention: int
+    state_mixers: int
     dense_ffn: int
     routed_experts: int
     shared_experts: int

@@ -10,11 +10,13 @@ from helpers.accounts.model import Model, MoEFFN
 class Parameters:
     """Parameter counts by component; biases belong to the component of their matrix.
 
-    `head` is 0 where it is tied to the embedding. `active_routed_experts` are those of the experts one token runs.
+    `head` is 0 where it is tied to the embedding. `active_routed_experts` are those of the experts one token runs;
+    `per_layer_embedding` is the part of `embedding` that is only ever looked up, tied or not (Gemma 4).
     """
 
     embedding: int
     attention: int
+    state_mixers: int
     dense_ffn: int
     routed_experts: int
     shared_experts: int
@@ -23,6 +25,7 @@ class Parameters:
     head: int
     active_routed_experts: int
     tied_embeddings: bool
+    per_layer_embedding: int = 0
 
     @property
     def total(self) -> int:
@@ -35,7 +38,7 @@ class Parameters:
 
         A tied matrix still counts once, because the head product uses it. 36.63 B for DeepSeek-V3.
         """
-        return self.active_with_embedding - (0 if self.tied_embeddings else self.embedding)
+        return self.active_with_embedding - (self.per_layer_embedding if self.tied_embeddings else self.embedding)
 
     @property
     def active_with_embedding(self) -> int:
@@ -70,12 +73,19 @@ def count_parameters(model: Model) -> Parameters:
     Equal to the modules `transformers` builds on the meta device, for every supported model_type (tested).
     """
     sums = dict.fromkeys(COMPONENTS, 0)
-    active_routed = 0
+    active_routed = per_layer_embedding = 0
     for weight in inventory(model):
+        if weight.module == "model.embed_tokens_per_layer":
+            per_layer_embedding = weight.parameters
         sums[weight.component] += weight.parameters
         if weight.component == "routed_experts":
             active_routed += weight.active_parameters
-    return Parameters(**sums, active_routed_experts=active_routed, tied_embeddings=model.tied_embeddings)
+    return Parameters(
+        **sums,
+        active_routed_experts=active_routed,
+        tied_embeddings=model.tied_embeddings,
+        per_layer_embedding=per_layer_embedding,
+    )
 
 
 def expert_counts(model: Model) -> ExpertCounts:

@@ -12,7 +12,7 @@ from helpers.accounts.keys import Keys
 from helpers.accounts.units import bytes_of
 
 # Routers are kept in full precision by every engine and published checkpoint, whatever the ignore list says.
-_QUANTISED = ("attention", "dense_ffn", "routed_experts", "shared_experts")
+_QUANTISED = ("attention", "state_mixers", "dense_ffn", "routed_experts", "shared_experts")
 _FP32, _HALF, _ONE_BYTE = 4, 2, 1
 
 
@@ -66,7 +66,7 @@ def weight_cost(weight: Weight, scheme: Scheme, copies: int) -> WeightCost:
 
 
 def _is_quantised(weight: Weight, scheme: Scheme) -> bool:
-    if scheme.bits is None or not weight.is_matrix or weight.component not in _QUANTISED:
+    if scheme.bits is None or not weight.is_matrix or weight.is_convolution or weight.component not in _QUANTISED:
         return False
     if scheme.experts_only and weight.component != "routed_experts":
         return False
@@ -86,7 +86,7 @@ def _covers(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     """A test whether `ignore` or `modules_to_not_convert` covers a module or one it stands in.
 
     An entry is a name or a run of its dotted parts, a ``*`` pattern, or a regular expression after ``re:``. In a
-    multimodal checkpoint the names begin with ``language_model.``
+    multimodal checkpoint the names begin with ``language_model.`` (Gemma-3) or ``model.language_model.`` (Qwen3.5).
     """
     literal = frozenset(entry for entry in patterns if "*" not in entry and not entry.startswith("re:"))
     others = [
@@ -96,7 +96,10 @@ def _covers(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     ]
 
     def covers(module: str) -> bool:
-        parts = ["language_model", *module.split(".")]
+        first, *rest = module.split(".")
+        return any(matches(parts) for parts in (["language_model", first, *rest], [first, "language_model", *rest]))
+
+    def matches(parts: list[str]) -> bool:
         ends = range(1, len(parts) + 1)
         if any(".".join(parts[start:end]) in literal for end in ends for start in range(end)):
             return True
@@ -125,8 +128,11 @@ def read_scheme(config: Mapping[str, Any], unquantised_dtype: str, name: str) ->
 
 
 def _fp8(keys: Keys, unquantised: str) -> Scheme:
-    keys.one_of("fmt", [None, "e4m3"], "but only e4m3 is known")
+    keys.one_of("fmt", [None, "e4m3", "float8_e4m3fn"], "but only e4m3 is known")
     keys.ignore(["scale_fmt", "dequantize"])
+    keys.one_of(
+        "expert_dtype", [None, "fp8"], "but experts in another format than the rest are not known; give --weights-dtype"
+    )
     static = _static_activations(keys)
     keys.defaults = {"weight_block_size": None}
     block = keys.raw("weight_block_size")

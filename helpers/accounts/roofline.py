@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from helpers.accounts.compute import decode_flops, prefill_flops
 from helpers.accounts.devices import Device
 from helpers.accounts.inventory import check_tp, inventory
-from helpers.accounts.kv import kv_bytes, state_bytes
+from helpers.accounts.kv import kv_bytes, kv_read_bytes
 from helpers.accounts.memory import weight_cost, weight_scheme
 from helpers.accounts.model import Model
+from helpers.accounts.state import state_bytes
 from helpers.accounts.units import count, positive_int
 
 
@@ -93,14 +94,15 @@ def prefill_floor(
 ) -> Floor:
     """Floor time of one prefill pass over `batch` prompts of `prompt_tokens` tokens each, one row of logits each.
 
-    flops = batch · prefill_flops / tp; bytes = weights read once + KV cache written (and the past read).
+    flops = batch · prefill_flops / tp; bytes = weights read once + KV cache written (and the past read)
+    + state written.
     `compute_dtype` None: see `compute_dtype_on`. Left out: activations, communication, launch overheads.
     """
     positive_int(batch, "batch")
     check_tp(model, tp)
     flops = batch * prefill_flops(model, prompt_tokens, past_tokens).total / tp
     size = weights_read_bytes(model, batch * prompt_tokens, weights_dtype, tp)
-    size += batch * kv_bytes(model, past_tokens + prompt_tokens, kv_dtype, tp)
+    size += batch * (kv_bytes(model, past_tokens + prompt_tokens, kv_dtype, tp) + state_bytes(model, tp=tp))
     return _floor(flops, size, device, compute_dtype or compute_dtype_on(device, model, weights_dtype))
 
 
@@ -116,14 +118,15 @@ def decode_floor(
 ) -> Floor:
     """Floor time of one decode step: `batch` sequences of `context` tokens each, the new one included.
 
-    flops = batch · decode_flops / tp; bytes = weights read once + batch · KV cache (and state, read and written).
+    flops = batch · decode_flops / tp; bytes = weights read once + batch · KV cache attended to (and state,
+    read and written).
     `compute_dtype` None: see `compute_dtype_on`. Left out: activations, communication, launch overheads.
     """
     positive_int(batch, "batch")
     check_tp(model, tp)
     flops = batch * decode_flops(model, context).total / tp
     size = weights_read_bytes(model, batch, weights_dtype, tp)
-    size += batch * (kv_bytes(model, context, kv_dtype, tp) + 2 * state_bytes(model))
+    size += batch * (kv_read_bytes(model, context, kv_dtype, tp) + 2 * state_bytes(model, tp=tp))
     return _floor(flops, size, device, compute_dtype or compute_dtype_on(device, model, weights_dtype))
 
 

@@ -1,75 +1,113 @@
 """The two accounts of a model: parameters, FLOPs, weights, KV cache, and on a GPU capacity and floor times.
 
-CONFIG is the path of a Hugging Face config.json (or of its folder), or a name of the registry.
+CONFIG is the path of a Hugging Face config.json (or of its folder), a name of the registry, or - for a config.json
+pasted on stdin. With --log a server's start-up lines are compared with the account.
 """
 
 import argparse
+import sys
+from pathlib import Path
 from typing import Any
 
 from helpers.accounts import (
     COMPONENTS,
     DTYPES,
+    ENGINES,
+    GIB,
+    PACKED_MLA,
+    STATE_RULES,
+    Capacity,
     FullAttention,
+    LlamaCppSettings,
     Model,
+    VllmSettings,
+    compare_log,
     compute_dtype_on,
     count_parameters,
     decode_floor,
     decode_flops,
     device,
     expert_counts,
-    format_bytes,
-    format_count,
-    format_flops,
-    format_seconds,
     kv_bytes,
     kv_bytes_per_token,
     max_concurrency,
+    parse_config_text,
     prefill_floor,
     prefill_flops,
     read_config,
+    read_log,
     ridge_point,
     state_bytes,
+    vllm_layout,
     weight_bytes,
 )
 from helpers.accounts.units import positive_int
+from helpers.commands.account_text import account_text
 from helpers.errors import InputError
 
 EXAMPLE = 'python -m helpers account llama-3.1-8b --context 8192 --gpu "H100 SXM"'
+
+# Engines whose pools are counted by the token, with caches as large as the formula says.
+_SIZED_AS_IDEAL = ("sglang", "tensorrt-llm")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``account``."""
     dtypes = list(DTYPES)
-    parser.add_argument("config", metavar="CONFIG", help="config.json, its folder, or a registry name (llama-3.1-8b)")
+    parser.add_argument(
+        "config", metavar="CONFIG", help="config.json, its folder, a registry name (llama-3.1-8b), or - for stdin"
+    )
     parser.add_argument("--context", type=int, default=4096, metavar="N", help="tokens per request (default 4096)")
+    parser.add_argument("--mean-context", type=int, metavar="N", help="mean tokens per request, where below --context")
     parser.add_argument("--batch", type=int, default=1, metavar="B", help="sequences per decode step (default 1)")
     parser.add_argument("--weights-dtype", choices=dtypes, metavar="DTYPE", help="default: as the config says")
-    parser.add_argument("--kv-dtype", choices=dtypes, default="bf16", metavar="DTYPE", help="default bf16")
-    parser.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks; sizes are one rank's")
+    parser.add_argument(
+        "--kv-dtype",
+        choices=[*dtypes, PACKED_MLA],
+        metavar="DTYPE",
+        help=f"default bf16, or as --log says; {PACKED_MLA}: vLLM's packed FP8 latent",
+    )
+    parser.add_argument("--tp", type=int, metavar="N", help="tensor-parallel ranks; sizes are one rank's (default 1)")
     parser.add_argument("--gpu", metavar="NAME", help='a device of the registry, e.g. "H100 SXM"')
     parser.add_argument("--gpus", type=int, metavar="N", help="how many of them, a multiple of --tp (default: --tp)")
-    parser.add_argument("--engine", default="ideal", choices=["ideal", "hf", "vllm", "llamacpp"], metavar="ENGINE")
+    parser.add_argument(
+        "--engine", default="ideal", choices=ENGINES, metavar="ENGINE", help=f"{', '.join(ENGINES)} (default ideal)"
+    )
     parser.add_argument("--ignore-key", action="append", default=[], metavar="KEY", help="a config key to leave unread")
+    parser.add_argument("--draft", metavar="CONFIG", help="a speculative draft model, held beside the model")
+    parser.add_argument("--log", metavar="FILE", help="start-up lines of a server (- for stdin) to compare with")
+    memory = parser.add_argument_group("memory of a server (with --gpu)")
+    memory.add_argument("--utilisation", type=float, metavar="SHARE", help="the engine's share of memory, e.g. 0.9")
+    for name, what in _RESERVES.items():
+        memory.add_argument(
+            f"--{name}", type=float, metavar="GIB", help=f"GiB per GPU of {what}; unknown: counted as 0"
+        )
+    layout = parser.add_argument_group("settings of an engine (vllm, llamacpp)")
+    layout.add_argument("--block-size", type=int, metavar="N", help="vllm: tokens per block (default 16)")
+    layout.add_argument("--batched-tokens", type=int, metavar="N", help="vllm: --max-num-batched-tokens (default 8192)")
+    layout.add_argument("--state-blocks", type=int, metavar="N", help="vllm: 2 with prefix caching (default 1)")
+    layout.add_argument("--no-hybrid-manager", action="store_true", help="vllm: windowed layers are kept whole")
+    layout.add_argument("--ubatch", type=int, metavar="N", help="llamacpp: -ub (default 512)")
+    layout.add_argument(
+        "--mla-cache", choices=["latent", "latent_with_values", "expanded"], help="llamacpp: what an MLA model caches"
+    )
+
+
+_RESERVES = {"activation": "activation peak", "non-torch": "memory outside the framework", "cuda-graphs": "CUDA graphs"}
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Both accounts as the JSON object of ``--json``; sizes in bytes, times in seconds."""
-    if args.gpus is not None and args.gpu is None:
-        raise InputError("--gpus needs --gpu NAME")
+    _check_together(args)
     positive_int(args.batch, "batch")
-    model = read_config(args.config, ignore=args.ignore_key)
+    model = _read(args.config, args.ignore_key)
+    draft = None if args.draft is None else _read(args.draft, args.ignore_key)
+    tp, dtype, engine, settings = args.tp or 1, args.kv_dtype or "bf16", args.engine, _settings(args)
+    sizes = "ideal" if engine in _SIZED_AS_IDEAL else engine
     parameters, experts = count_parameters(model), expert_counts(model)
-    weights = weight_bytes(model, args.weights_dtype, args.tp)
+    weights = weight_bytes(model, args.weights_dtype, tp)
     decode = decode_flops(model, args.context)
-    notes = list(model.notes)
-    if args.context > model.max_position_embeddings:
-        notes.append(f"the context {args.context} is beyond max_position_embeddings ({model.max_position_embeddings})")
-    notes += _uneven_kv_heads(model, args.tp)
-    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
-        if (model.quantization or {}).get(key) is not None:
-            notes.append(
-                f"the config asks for a quantised KV cache ({key}): the sizes are for --kv-dtype {args.kv_dtype}"
-            )
+    notes = [*model.notes, *_notes(model, args, tp, dtype)]
     result: dict[str, Any] = {
         "model": model.name,
         "model_type": model.model_type,
@@ -81,25 +119,127 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "weight_bytes": weights.total,
         "weight_bytes_by_component": {name: getattr(weights, name) for name in COMPONENTS},
         "weight_scale_bytes": weights.scales,
-        "kv_bytes_per_token": kv_bytes_per_token(model, args.context, args.kv_dtype, args.tp, args.engine),
-        "kv_bytes_per_request": kv_bytes(model, args.context, args.kv_dtype, args.tp, args.engine),
-        "state_bytes_per_request": state_bytes(model),
+        "kv_bytes_per_token": kv_bytes_per_token(model, args.context, dtype, tp, sizes, settings),
+        "kv_bytes_per_request": kv_bytes(model, args.context, dtype, tp, sizes, settings),
+        "state_bytes_per_request": state_bytes(model, tp=tp, engine=sizes if sizes in STATE_RULES else "ideal"),
         "flops_per_token": decode.weights,
         "attention_flops_per_token": decode.attention,
+        "state_flops_per_token": decode.state,
         "prefill_flops": prefill_flops(model, args.context).total,
         "conditions": {
             "context": args.context,
             "batch": args.batch,
             "weights_dtype": args.weights_dtype or f"{_stored_format(model)} (config)",
-            "kv_dtype": args.kv_dtype,
-            "tp": args.tp,
-            "engine": args.engine,
+            "kv_dtype": dtype,
+            "tp": tp,
+            "engine": engine,
         },
         "notes": notes,
     }
+    if draft is not None:
+        result["draft"] = {
+            "model": draft.name,
+            "weight_bytes": weight_bytes(draft, None, tp).total,
+            "kv_bytes_per_request": kv_bytes(draft, args.context, dtype, tp, sizes, settings),
+        }
     if args.gpu is not None:
-        result |= _on_gpu(model, args, notes)
+        result |= _on_gpu(model, draft, args, tp, dtype, settings, notes)
+    if args.log is not None:
+        result |= _compared(model, draft, args, settings, notes)
     return result
+
+
+def to_text(result: dict[str, Any]) -> str:
+    """The same for people: each term named, GB beside GiB."""
+    return account_text(result)
+
+
+def _check_together(args: argparse.Namespace) -> None:
+    """Refuses options that would be silently ignored."""
+    if [args.config, args.draft, args.log].count("-") > 1:
+        raise InputError("only one of CONFIG, --draft and --log can be read from stdin (-)")
+    needs_gpu = {"gpus": args.gpus, "utilisation": args.utilisation, "mean-context": args.mean_context}
+    needs_gpu |= {name: getattr(args, name.replace("-", "_")) for name in _RESERVES}
+    for name, value in needs_gpu.items():
+        if value is not None and args.gpu is None:
+            raise InputError(f"--{name} needs --gpu NAME")
+    hybrid = args.no_hybrid_manager or None
+    vllm = {"block-size": args.block_size, "batched-tokens": args.batched_tokens, "state-blocks": args.state_blocks}
+    for engine, options in (
+        ("vllm", vllm | {"no-hybrid-manager": hybrid}),
+        ("llamacpp", {"ubatch": args.ubatch, "mla-cache": args.mla_cache}),
+    ):
+        for name, value in options.items():
+            if value is not None and args.engine != engine and args.log is None:
+                raise InputError(f"--{name} needs --engine {engine}")
+
+
+def _read(source: str, ignore: list[str]) -> Model:
+    if source != "-":
+        return read_config(source, ignore=ignore)
+    return parse_config_text(_stdin(), "stdin", "stdin", ignore)
+
+
+def _stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except (OSError, ValueError, AttributeError):
+        raise InputError("stdin cannot be read as text in UTF-8") from None
+
+
+def _settings(args: argparse.Namespace) -> VllmSettings | LlamaCppSettings | None:
+    vllm, llamacpp = _vllm_settings(args), _llamacpp_settings(args)
+    return {"vllm": vllm, "llamacpp": llamacpp}.get(args.engine)
+
+
+def _vllm_settings(args: argparse.Namespace) -> VllmSettings:
+    given = {
+        "block_size": args.block_size,
+        "max_batched_tokens": args.batched_tokens,
+        "state_blocks": args.state_blocks,
+    }
+    return VllmSettings(
+        hybrid_manager=not args.no_hybrid_manager, **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+def _llamacpp_settings(args: argparse.Namespace) -> LlamaCppSettings:
+    given = {"ubatch": args.ubatch, "latent": args.mla_cache}
+    return LlamaCppSettings(**{name: value for name, value in given.items() if value is not None})
+
+
+def _notes(model: Model, args: argparse.Namespace, tp: int, dtype: str) -> list[str]:
+    notes = []
+    if args.context > model.max_position_embeddings:
+        notes.append(f"the context {args.context} is beyond max_position_embeddings ({model.max_position_embeddings})")
+    notes += _uneven_kv_heads(model, tp)
+    for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        if (model.quantization or {}).get(key) is not None:
+            notes.append(f"the config asks for a quantised KV cache ({key}): the sizes are for --kv-dtype {dtype}")
+    if args.engine == "vllm":
+        notes += _vllm_notes(model, args, tp, dtype)
+    return notes
+
+
+def _vllm_notes(model: Model, args: argparse.Namespace, tp: int, dtype: str) -> list[str]:
+    layout = vllm_layout(model, dtype, tp, _vllm_settings(args))
+    kinds = {group.kind for group in layout.groups}
+    notes = []
+    if kinds & {"sliding", "chunked"}:
+        notes.append(
+            f"a windowed layer is counted with its window and {layout.settings.max_batched_tokens} batched tokens, the "
+            "most vLLM lets it hold (--batched-tokens)"
+        )
+    if layout.padding_layers:
+        notes.append(f"vLLM adds {layout.padding_layers} padding layers to make its groups of layers equal")
+    if "state" in kinds:
+        notes.append(
+            f"vLLM takes {layout.state_blocks()} blocks of {layout.block_bytes:,} bytes for the state of a request, "
+            f"and blocks of {layout.smallest_block_tokens:,} tokens for its keys and values"
+        )
+    if not layout.is_capacity:
+        notes.append('the "GPU KV cache size" that vLLM prints for this model is no capacity in tokens')
+    return notes
 
 
 def _uneven_kv_heads(model: Model, tp: int) -> list[str]:
@@ -116,14 +256,39 @@ def _stored_format(model: Model) -> str:
     return model.weights_dtype if model.quantization is None else model.quantization["quant_method"]
 
 
-def _on_gpu(model: Model, args: argparse.Namespace, notes: list[str]) -> dict[str, Any]:
+def _on_gpu(
+    model: Model,
+    draft: Model | None,
+    args: argparse.Namespace,
+    tp: int,
+    dtype: str,
+    settings: VllmSettings | LlamaCppSettings | None,
+    notes: list[str],
+) -> dict[str, Any]:
     gpu = device(args.gpu)
-    gpus = args.tp if args.gpus is None else args.gpus
+    gpus = tp if args.gpus is None else args.gpus
     if gpu.visible_memory_bytes is None:
         notes.append(f"no visible-memory figure is known for {gpu.name}: max_concurrency is not given")
         capacity = None
     else:
-        capacity = max_concurrency(model, args.context, gpu, gpus, args.tp, args.weights_dtype, args.kv_dtype)
+        capacity = max_concurrency(
+            model,
+            args.context,
+            gpu,
+            gpus,
+            tp,
+            args.weights_dtype,
+            dtype,
+            engine=args.engine,
+            utilisation=args.utilisation,
+            activation_bytes=_gib(args.activation, "activation"),
+            non_torch_bytes=_gib(args.non_torch, "non-torch"),
+            cuda_graph_bytes=_gib(args.cuda_graphs, "cuda-graphs"),
+            mean_context=args.mean_context,
+            draft=draft,
+            **({args.engine: settings} if settings is not None else {}),
+        )
+        notes += capacity.notes
         if not capacity.weights_fit:
             notes.append(f"the weights do not fit in {gpus} × {gpu.name}: no floor time is reached there")
         elif args.batch > capacity.max_concurrency:
@@ -131,12 +296,14 @@ def _on_gpu(model: Model, args: argparse.Namespace, notes: list[str]) -> dict[st
                 f"batch {args.batch} at {args.context} tokens does not fit in {gpus} × {gpu.name} "
                 f"(at most {capacity.max_concurrency}): its decode floor is not reached there"
             )
-    if gpus > args.tp:
-        notes.append(f"floor times are those of {args.tp} GPU(s) working on a step together (--tp), not of all {gpus}")
-    options = {"weights_dtype": args.weights_dtype, "kv_dtype": args.kv_dtype, "tp": args.tp}
+    if gpus > tp:
+        notes.append(f"floor times are those of {tp} GPU(s) working on a step together (--tp), not of all {gpus}")
+    if dtype == PACKED_MLA:
+        notes.append("the floor times count the packed FP8 latent as plain fp8")
+    options = {"weights_dtype": args.weights_dtype, "kv_dtype": "fp8" if dtype == PACKED_MLA else dtype, "tp": tp}
     prefill = prefill_floor(model, args.context, gpu, **options)
     decode = decode_floor(model, args.context, args.batch, gpu, **options)
-    dtype = compute_dtype_on(gpu, model, args.weights_dtype)
+    compute_dtype = compute_dtype_on(gpu, model, args.weights_dtype)
     return {
         "gpu": gpu.name,
         "gpu_source": gpu.source,
@@ -144,8 +311,9 @@ def _on_gpu(model: Model, args: argparse.Namespace, notes: list[str]) -> dict[st
         "visible_memory_bytes": capacity and capacity.visible_bytes,
         "free_bytes": capacity and capacity.free_bytes,
         "max_concurrency": capacity and capacity.max_concurrency,
-        "compute_dtype": dtype,
-        "ridge_flops_per_byte": ridge_point(gpu, dtype),
+        "capacity": capacity and _capacity_json(capacity, args.mean_context),
+        "compute_dtype": compute_dtype,
+        "ridge_flops_per_byte": ridge_point(gpu, compute_dtype),
         "prefill_floor_s": prefill.seconds,
         "prefill_binds": prefill.binds,
         "prefill_intensity": prefill.intensity,
@@ -155,70 +323,72 @@ def _on_gpu(model: Model, args: argparse.Namespace, notes: list[str]) -> dict[st
     }
 
 
-def to_text(result: dict[str, Any]) -> str:
-    """The same for people: each term named, GB beside GiB."""
-    conditions = result["conditions"]
-    rank = "" if conditions["tp"] == 1 else f", one of {conditions['tp']} ranks"
-    context = f"at {conditions['context']:,} tokens"
-    rows: list[tuple[str, str]] = [
-        ("model", f"{result['model']} ({result['model_type']})"),
-        ("", ""),
-        ("parameters", f"{format_count(result['total_params'])} ({result['total_params']:,})"),
-        ("  active per token", f"{format_count(result['active_params'])} (input embedding left out)"),
-        ("  active, with embedding", format_count(result["active_params_with_embedding"])),
-    ]
-    components = [(name.replace("_", " "), value) for name, value in result["params_by_component"].items() if value]
-    rows += [(f"  {name}", format_count(value)) for name, value in components]
-    if result["experts"]["total"]:
-        rows.append(
-            ("  experts", f"{result['experts']['total']:,}, of which a token runs {result['experts']['per_token']:,}")
-        )
-    rows += [
-        ("", ""),
-        ("compute account", f"one decode step of one sequence, {context}"),
-        ("  weights", f"{format_flops(result['flops_per_token'])} per token"),
-        ("  attention", f"{format_flops(result['attention_flops_per_token'])} per token"),
-        ("  prefill of the whole", format_flops(result["prefill_flops"])),
-        ("", ""),
-        ("memory account", f"weights {conditions['weights_dtype']}, KV {conditions['kv_dtype']}{rank}"),
-        ("  weights", format_bytes(result["weight_bytes"])),
-    ]
-    if result["weight_scale_bytes"]:
-        rows.append(("    of which scales", format_bytes(result["weight_scale_bytes"])))
-    rows += [
-        ("  KV, the next token", format_bytes(result["kv_bytes_per_token"])),
-        ("  KV, one request", f"{format_bytes(result['kv_bytes_per_request'])} {context}"),
-    ]
-    if result["state_bytes_per_request"]:
-        rows.append(("  state, one request", format_bytes(result["state_bytes_per_request"])))
-    if "gpu" in result:
-        rows += _gpu_rows(result, conditions)
-    text = "\n".join(f"{label:<26}{value}".rstrip() for label, value in rows)
-    notes = "".join(f"\nnote: {note}" for note in result["notes"])
-    return text + ("\n" + notes if notes else "")
+def _capacity_json(capacity: Capacity, mean_context: int | None) -> dict[str, Any]:
+    return {
+        "engine": capacity.engine,
+        "terms": [{"name": name, "bytes": size} for name, size in capacity.terms],
+        "pool_bytes": capacity.pool_bytes,
+        "unit": capacity.unit,
+        "unit_bytes": capacity.unit_bytes,
+        "units": capacity.units,
+        "units_per_request": capacity.units_per_request,
+        "bytes_per_request": capacity.bytes_per_request,
+        "concurrency": capacity.concurrency,
+        "mean_context": mean_context,
+        "mean_concurrency": capacity.mean_concurrency,
+    }
 
 
-def _gpu_rows(result: dict[str, Any], conditions: dict[str, Any]) -> list[tuple[str, str]]:
-    batch = conditions["batch"]
-    rows = [("", ""), ("on", f"{result['gpus']} × {result['gpu']}, {result['compute_dtype']} products")]
-    if result["max_concurrency"] is not None:
-        fit = "" if result["free_bytes"] >= 0 else " (the weights do not fit)"
-        rows += [
-            ("  visible memory", format_bytes(result["visible_memory_bytes"])),
-            ("  left by the weights", format_bytes(result["free_bytes"])),
-            ("  requests at once", f"at most {result['max_concurrency']:,}{fit}; engines reserve more"),
-        ]
-    return [
-        *rows,
-        ("  ridge point", f"{result['ridge_flops_per_byte']:,.0f} FLOP/byte"),
-        (
-            "  prefill, no faster than",
-            f"{format_seconds(result['prefill_floor_s'])} for one prompt; {result['prefill_binds']} binds "
-            f"({result['prefill_intensity']:,.0f} FLOP/byte)",
-        ),
-        (
-            "  decode, no faster than",
-            f"{format_seconds(result['decode_floor_s'])} a step, batch {batch}; {result['decode_binds']} binds "
-            f"({result['decode_intensity']:,.1f} FLOP/byte)",
-        ),
-    ]
+def _gib(value: float | None, name: str) -> int | None:
+    if value is None:
+        return None
+    if not 0 <= value < 10**6:
+        raise InputError(f"--{name} must be GiB, zero or more, not {value}")
+    return round(value * GIB)
+
+
+def _compared(
+    model: Model,
+    draft: Model | None,
+    args: argparse.Namespace,
+    settings: VllmSettings | LlamaCppSettings | None,
+    notes: list[str],
+) -> dict[str, Any]:
+    facts = read_log(_stdin() if args.log == "-" else _file_text(args.log))
+    rows = compare_log(
+        facts,
+        model,
+        args.kv_dtype,
+        args.weights_dtype,
+        args.tp,
+        draft,
+        vllm=_vllm_settings(args),
+        llamacpp=_llamacpp_settings(args),
+    )
+    notes += facts.notes
+    return {
+        "log": {
+            "engine": facts.engine,
+            **facts.words,
+            "figures": {name: reading.value for name, reading in facts.figures.items()},
+        },
+        "comparison": [
+            {
+                "quantity": row.quantity,
+                "unit": row.unit,
+                "logged": row.logged,
+                "predicted": row.predicted,
+                "ratio": row.ratio,
+                "matches": row.matches,
+                "reason": row.reason,
+            }
+            for row in rows
+        ],
+    }
+
+
+def _file_text(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8-sig", errors="replace")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name[:200]!r}: cannot be read ({getattr(error, 'strerror', None) or error})") from None

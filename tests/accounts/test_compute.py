@@ -23,7 +23,20 @@ from helpers.accounts import (
 # transformers 5 renames the argument of the cache; both names work in the releases supported here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")
 
-NAMES = ["llama", "llama tied with biases", "qwen3_moe", "gemma2", "gpt_oss", "deepseek_v3"]
+NAMES = [
+    "llama",
+    "llama tied with biases",
+    "qwen3_moe",
+    "gemma2",
+    "gpt_oss",
+    "deepseek_v3",
+    "falcon",
+    "minimax_m2",
+    "glm4_moe",
+    "llama4_text",
+]
+# Their caches hold more than keys and values, and must know the config.
+INDEXED = ["deepseek_v32", "glm_moe_dsa"]
 
 
 def _counted(model, tokens, **kwargs):
@@ -39,7 +52,14 @@ def _counted(model, tokens, **kwargs):
     return counter.get_total_flops() - rotary, output
 
 
-@pytest.mark.parametrize(("name", "logits"), [*((name, "last") for name in NAMES), ("llama", "all")])
+# With one row of logits transformers leaves out the prompt in Gemma 4's last layers, which share keys and values.
+ALL_LOGITS = ["llama", "gemma4_text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "logits"),
+    [*((name, "last") for name in [*NAMES, *INDEXED, "deepseek_v4"]), *((name, "all") for name in ALL_LOGITS)],
+)
 def test_a_prefill_has_exactly_the_flops_torch_counts(name, logits, build, fixed_configs):
     model = parse_config(fixed_configs[name], name)
     reference = build(fixed_configs[name], device="cpu")
@@ -47,14 +67,14 @@ def test_a_prefill_has_exactly_the_flops_torch_counts(name, logits, build, fixed
     assert counted == prefill_flops(model, 7, logits=logits, causal=False).total
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + INDEXED)
 def test_a_prefill_after_cached_tokens_has_exactly_the_flops_torch_counts(name, build, fixed_configs):
     from transformers import DynamicCache
 
     model = parse_config(fixed_configs[name], name)
     reference = build(fixed_configs[name], device="cpu")
     # Without the config the cache keeps all tokens in windowed layers too: their kernel then masks, not skips.
-    cache = DynamicCache()
+    cache = DynamicCache(config=reference.config) if name in INDEXED else DynamicCache()
     _counted(reference, 5, past_key_values=cache)
     counted, _ = _counted(reference, 3, past_key_values=cache, logits_to_keep=1)
     assert counted == prefill_flops(model, 3, past_tokens=5, causal=False).total
@@ -92,6 +112,15 @@ def test_a_prefill_is_the_sum_of_its_decode_steps_where_nothing_is_expanded_agai
         assert (whole.weights, whole.attention) == (one.weights + later.weights, one.attention + later.attention)
 
 
+def test_every_kind_of_attention_costs_in_a_prefill_what_its_decode_steps_cost(fixed_configs):
+    for name, config in fixed_configs.items():
+        model = parse_config(config, name)
+        steps = [decode_flops(model, context).total for context in range(1, 31)]
+        assert prefill_flops(model, 30, logits="all", latent="absorbed").total == sum(steps), name
+        later = prefill_flops(model, 19, past_tokens=11, logits="all", latent="absorbed")
+        assert later.total == sum(steps[11:]), name
+
+
 @given(name=st.sampled_from(model_names()), context=st.integers(1, 300_000), more=st.integers(0, 1000))
 def test_attention_flops_never_shrink_with_context_and_weights_do_not_change(name, context, more):
     model = read_config(name)
@@ -127,6 +156,13 @@ def test_claim_c7_the_context_at_which_attention_equals_the_weights(name, latent
 
 def test_windows_can_keep_attention_below_the_weights_for_ever():
     assert attention_equals_weights_context(read_config("mistral-7b-v0.1")) == math.inf
+
+
+@pytest.mark.parametrize("name", ["deepseek-ai--DeepSeek-V3.2", "deepseek-ai--DeepSeek-V4-Flash", "GLM-4.5"])
+def test_the_equal_context_is_right_where_an_indexer_picks_tokens(name, shared):
+    model = read_config(shared / "facts" / "configs" / f"{name}.json")
+    at = decode_flops(model, round(attention_equals_weights_context(model)))
+    assert at.attention == pytest.approx(at.weights, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["gemma-3-27b", "gpt-oss-20b"])

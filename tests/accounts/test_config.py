@@ -14,6 +14,7 @@ from helpers.accounts import (
     MoEFFN,
     count_parameters,
     kv_bytes,
+    kv_bytes_per_token,
     model_names,
     model_registry,
     parse_config,
@@ -197,7 +198,7 @@ def test_a_key_is_ignored_in_text_config_and_in_quantization_config_too():
     assert parse_config(wrapped, "x", ignore=["mine"]).layers == read_config("gemma-3-27b").layers
 
 
-@pytest.mark.parametrize("model_type", ["mamba", "falcon", "gpt2", "LLAMA", "", "gemma3n"])
+@pytest.mark.parametrize("model_type", ["mamba", "mpt", "gpt2", "LLAMA", "", "gemma3n"])
 def test_an_unsupported_model_type_is_refused_by_name(model_type):
     with pytest.raises(InputError, match=f"model_type '{model_type}'"):
         parse_config({**LLAMA, "model_type": model_type}, "mine")
@@ -261,6 +262,87 @@ def test_biases_and_norms_are_per_type():
 
 def test_a_kimi_k2_name_reads_as_deepseek_v3():
     assert _of("deepseek-v3", model_type="kimi_k2").layers == read_config("deepseek-v3").layers
+
+
+def test_a_flat_multimodal_config_reads_as_its_nested_form():
+    # Qwen/Qwen2.5-VL-7B-Instruct as published: the language model's keys stand at the top, beside vision_config.
+    text = {
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "max_position_embeddings": 128000,
+        "max_window_layers": 28,
+        "num_attention_heads": 28,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {"mrope_section": [16, 24, 24], "type": "mrope"},
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "torch_dtype": "bfloat16",
+        "use_sliding_window": False,
+        "vocab_size": 152064,
+    }
+    outer = {
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        "image_token_id": 151655,
+        "tie_word_embeddings": False,
+        "vision_config": {"depth": 32},
+    }
+    flat = parse_config({**outer, **text}, "flat")
+    nested = parse_config({**outer, "text_config": {**text, "model_type": "qwen2_5_vl_text"}}, "flat")
+    assert flat == nested
+    # The language model of the 7B is Qwen2.5-7B's, and caches the 57,344 B a token of its logs.
+    assert count_parameters(flat) == count_parameters(read_config("qwen2.5-7b"))
+    assert kv_bytes_per_token(flat) == 57_344
+    with pytest.raises(InputError, match="surprise"):
+        parse_config({**outer, **text, "surprise": 1}, "flat")
+    # Only these files are flat: another wrapper must have its text_config.
+    with pytest.raises(InputError, match="text_config"):
+        parse_config({**text, "model_type": "qwen3_vl", "tie_word_embeddings": False}, "flat")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "change", "named"),
+    [
+        ("falcon", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm"),
+        ("falcon", {"multi_query": False, "num_kv_heads": 2}, "num_kv_heads"),
+        ("glm4_moe", {"n_routed_experts": 4, "num_local_experts": 5}, "num_local_experts"),
+        ("minimax_m2", {"attn_type_list": [0, 1, 1]}, "attn_type_list"),
+        ("minimax_m2", {"shared_intermediate_size": 8}, "shared_intermediate_size"),
+        ("llama4_text", {"no_rope_layers": [1, 1]}, "no_rope_layers"),
+        (
+            "llama4_text",
+            {"attention_chunk_size": None, "layer_types": ["chunked_attention"] * 3},
+            "attention_chunk_size",
+        ),
+        ("gemma4_text", {"layer_types": ["full_attention"] * 2 + ["sliding_attention"]}, "layer_types"),
+        ("gemma4_text", {"num_kv_shared_layers": 3}, "num_kv_shared_layers"),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("gemma4_text", {"top_k_experts": 9}, "top_k_experts"),
+        ("deepseek_v32", {"q_lora_rank": None}, "q_lora_rank"),
+        ("deepseek_v32", {"layer_types": ["full_attention"] * 3}, "layer_types"),
+        ("glm_moe_dsa", {"indexer_types": ["shared", "full", "full"]}, "indexer_types"),
+        ("deepseek_v4", {"compress_ratios": [0, 4, 8]}, "compress_ratios"),
+        ("deepseek_v4", {"num_key_value_heads": 2}, "num_key_value_heads"),
+        ("deepseek_v4", {"hc_mult": 1}, "hc_mult"),
+    ],
+)
+def test_what_a_type_cannot_mean_is_refused_by_its_key(model_type, change, named, fixed_configs):
+    parse_config(fixed_configs[model_type], "sound")
+    with pytest.raises(InputError, match=named):
+        parse_config({**fixed_configs[model_type], **change}, "changed")
+
+
+def test_experts_in_a_format_of_their_own_are_weighed_only_as_asked(fixed_configs):
+    fp8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    config = {**fixed_configs["deepseek_v4"], "expert_dtype": "fp4", "quantization_config": fp8}
+    model = parse_config(config, "V4")
+    with pytest.raises(InputError, match=r"expert_dtype.*--weights-dtype"):
+        weight_bytes(model)
+    assert weight_bytes(model, "fp8").total == count_parameters(model).total
 
 
 def test_a_multimodal_config_gives_its_language_model_alone_and_says_so():

@@ -14,8 +14,10 @@ from helpers.accounts import (
     parse_config,
     prefill_flops,
     read_config,
+    state_bytes,
     weight_bytes,
 )
+from helpers.accounts.architectures import WRAPPERS
 
 NONSENSE = st.one_of(
     st.sampled_from([None, 0, -1, 1, 2, 3, 7, True, False, "", "4", "silu", 0.5, 4.0, 10**6, 10**30, [], {}, [None]]),
@@ -31,7 +33,8 @@ NONSENSE = st.one_of(
 def _accounts(model):
     counts = count_parameters(model)
     numbers = [counts.total, counts.active, decode_flops(model, 9).total, prefill_flops(model, 9).total]
-    numbers += [kv_bytes(model, 9), weight_bytes(model, "bf16").total]
+    # A model may keep a state alone and no cache per token.
+    numbers += [kv_bytes(model, 9) + state_bytes(model) + 1, weight_bytes(model, "bf16").total]
     return numbers
 
 
@@ -72,6 +75,24 @@ def test_a_mutated_real_config_is_refused_or_gives_positive_numbers(name, data):
     except InputError as error:
         assert "\n" not in str(error)
         return
+    assert min(_accounts(model)) > 0
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), wrapper=st.sampled_from(sorted(WRAPPERS)))
+def test_a_mutated_wrapped_config_is_refused_or_agrees_with_what_it_wraps(data, wrapper, small_configs):
+    text = data.draw(small_configs())
+    outer = {"model_type": wrapper, "text_config": text}
+    for key in data.draw(
+        st.lists(st.sampled_from([*sorted(WRAPPERS[wrapper]), "text_config", "surprise"]), max_size=2)
+    ):
+        outer[key] = data.draw(NONSENSE | st.just(text))
+    try:
+        model = parse_config(outer, "fuzzed")
+    except InputError as error:
+        assert "\n" not in str(error)
+        return
+    assert model.layers == parse_config(outer["text_config"], "fuzzed").layers
     assert min(_accounts(model)) > 0
 
 

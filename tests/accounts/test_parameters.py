@@ -1,7 +1,5 @@
 """Parameters against two oracles: counted totals of real configs, and `transformers` modules on the meta device."""
 
-import json
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,30 +16,14 @@ from helpers.accounts import (
 )
 from helpers.accounts.architectures import ARCHITECTURES
 
-SUPPORTED = {
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "phi3",
-    "gemma2",
-    "gemma3_text",
-    "gpt_oss",
-    "deepseek_v2",
-    "deepseek_v3",
-    "kimi_k25",
-}
+# That file takes num_experts_per_tok for the experts of a token; Gemma 4 calls them top_k_experts, so its active count
+# has none at all. The component oracle below covers the total; what a token runs is checked against the vendor's "A4B".
+NO_ACTIVE_EXPERTS_COUNTED = {"google--gemma-4-26B-A4B"}
 
 
-@pytest.fixture(scope="session")
-def counted(facts):
-    return {name: row for name, row in facts("parameter-counts.json").items() if row["model_type"] in SUPPORTED}
-
-
-def test_every_supported_config_of_the_ground_truth_is_reproduced_to_the_last_parameter(counted, shared):
-    assert len(counted) >= 35
+def test_every_config_of_the_ground_truth_is_reproduced_to_the_last_parameter(facts, shared):
+    counted = facts("parameter-counts.json")
+    assert len(counted) >= 50
     for name, row in counted.items():
         parameters = count_parameters(read_config(shared / "facts" / "configs" / f"{name}.json"))
         got = {
@@ -51,16 +33,33 @@ def test_every_supported_config_of_the_ground_truth_is_reproduced_to_the_last_pa
             "head": parameters.head,
             "routed": parameters.routed_experts,
         }
+        if name in NO_ACTIVE_EXPERTS_COUNTED:
+            assert got.pop("active") == row["active"] + parameters.active_routed_experts
+            assert 3.5e9 < parameters.active_with_embedding < 4.5e9
         assert got == {key: row[key] for key in got}, name
 
 
-def test_every_other_config_of_the_ground_truth_is_refused_by_its_model_type(facts, shared):
-    others = [n for n, row in facts("parameter-counts.json").items() if row["model_type"] not in SUPPORTED]
-    assert others
-    for name in others:
-        path = shared / "facts" / "configs" / f"{name}.json"
-        with pytest.raises(InputError, match=json.loads(path.read_text())["model_type"]):
-            read_config(path)
+def test_a_model_type_that_is_not_in_the_table_is_refused_by_name():
+    config = model_registry()["llama-3.1-8b"]["config"] | {"model_type": "longcat_flash"}
+    with pytest.raises(InputError, match="longcat_flash"):
+        parse_config(config, "LongCat")
+
+
+def test_tables_that_are_only_looked_up_are_no_active_parameters():
+    config = {
+        "model_type": "gemma4_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "global_head_dim": 512,
+    }
+    parameters = count_parameters(parse_config(config, "per-layer inputs"))
+    assert parameters.per_layer_embedding == 262_144 * 2 * 256
+    assert parameters.embedding == 262_144 * (2 * 256 + 2560)
+    assert parameters.active == parameters.total - parameters.per_layer_embedding
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -70,18 +69,28 @@ def test_a_registry_model_equals_its_transformers_modules_by_component(name, bui
     assert {part: getattr(parameters, part) for part in COMPONENTS} == components(build(config))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("model_type", [name for name in ARCHITECTURES if name != "kimi_k2"])
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_a_small_config_equals_its_transformers_modules_by_component(data, small_configs, build, components):
-    config = data.draw(small_configs())
+def test_a_small_config_equals_its_transformers_modules_by_component(
+    model_type, data, small_configs, build, components
+):
+    config = data.draw(small_configs(model_type))
     parameters = count_parameters(parse_config(config, "small"))
     reference = build(config)
     assert {part: getattr(parameters, part) for part in COMPONENTS} == components(reference)
 
 
+def test_each_fixed_config_equals_its_transformers_modules_by_component(fixed_configs, build, components):
+    for name, config in fixed_configs.items():
+        parameters = count_parameters(parse_config(config, name))
+        assert {part: getattr(parameters, part) for part in COMPONENTS} == components(build(config)), name
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_small_config_slides_in_the_layers_transformers_lets_slide(data, small_configs, build):
+    # Of every model_type the cache transformers makes tells the same: test_cache_oracle.
     config = data.draw(
         small_configs("mistral", "phi3", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss")
     )

@@ -89,7 +89,23 @@ def test_a_file_is_read_and_a_key_can_be_ignored(command, tmp_path):
         (["llama-3.1-8b", "--batch", "0", "--gpu", "H100 SXM"], "batch"),
         (["llama-3.1-8b", "--batch", "0"], "batch"),
         (["llama-3.1-8b", "--kv-dtype", "fp4"], "fp4"),
-        (["llama-3.1-8b", "--engine", "vllm"], "vllm"),
+        (["llama-3.1-8b", "--engine", "tgi"], "tgi"),
+        (["llama-3.1-8b", "--engine", "vllm", "--kv-dtype", "q8_0"], "q8_0"),
+        (["llama-3.1-8b", "--engine", "llamacpp", "--kv-dtype", "fp8"], "fp8"),
+        (["llama-3.1-8b", "--engine", "llamacpp", "--tp", "2"], "tp must be 1"),
+        (["llama-3.1-8b", "--kv-dtype", "fp8_ds_mla"], "fp8_ds_mla"),
+        (["llama-3.1-8b", "--block-size", "64"], "--block-size needs --engine vllm"),
+        (["llama-3.1-8b", "--engine", "vllm", "--ubatch", "64"], "--ubatch needs --engine llamacpp"),
+        (["llama-3.1-8b", "--engine", "vllm", "--block-size", "0"], "block_size"),
+        (["llama-3.1-8b", "--utilisation", "0.9"], "--gpu"),
+        (["llama-3.1-8b", "--gpu", "H100 SXM", "--utilisation", "9"], "utilisation"),
+        (["llama-3.1-8b", "--gpu", "H100 SXM", "--activation", "nan"], "--activation"),
+        (["llama-3.1-8b", "--gpu", "H100 SXM", "--engine", "sglang"], "give utilisation"),
+        (["llama-3.1-8b", "--gpu", "H100 SXM", "--gpus", "2", "--engine", "vllm"], "gpus (2) must equal tp (1)"),
+        (["gemma-3-27b", "--gpu", "H100 SXM", "--engine", "sglang", "--utilisation", "0.8"], "sglang"),
+        (["llama-3.1-8b", "--draft", "no-such-model"], "no-such-model"),
+        (["llama-3.1-8b", "--log", "/no/such/file"], "/no/such/file"),
+        (["-", "--log", "-"], "stdin"),
         ([], "CONFIG"),
     ],
 )
@@ -175,3 +191,129 @@ def test_the_example_of_the_help_works_as_written(command):
     assert code == 0 and out
     code, out, _ = command("--help")
     assert code == 0 and account.EXAMPLE in out
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Give the command a text on stdin."""
+    import io
+
+    return lambda text: monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def test_a_pasted_config_is_read_from_stdin(command, stdin):
+    stdin(json.dumps(model_registry()["qwen3-8b"]["config"]))
+    code, out, _ = command("-", "--gpu", "H100 SXM", "--json")
+    assert code == 0
+    assert json.loads(out)["total_params"] == 8_190_735_360
+    for text, named in (("", "JSON"), ("[1]", "JSON object"), ('{"model_type": "unheard"}', "'unheard'")):
+        stdin(text)
+        code, out, err = command("-", "--json")
+        assert (code, out) == (2, "")
+        assert named in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("engine", ["hf", "vllm", "sglang", "tensorrt-llm", "llamacpp"])
+def test_every_engine_gives_its_sizes_and_its_capacity(command, engine):
+    options = ["--utilisation", "0.85"] if engine == "sglang" else []
+    code, out, _ = command("llama-3.1-8b", "--engine", engine, "--gpu", "H100 SXM", *options, "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert result["kv_bytes_per_token"] == 131_072
+    assert result["kv_bytes_per_request"] == 4096 * 131_072
+    capacity = result["capacity"]
+    assert sum(term["bytes"] for term in capacity["terms"]) == capacity["pool_bytes"]
+    assert result["max_concurrency"] == capacity["units"] // capacity["units_per_request"] > 50
+    code, out, _ = command("llama-3.1-8b", "--engine", engine, "--gpu", "H100 SXM", *options)
+    assert code == 0
+    assert "left for the cache" in out and "requests at once" in out
+
+
+def test_settings_of_an_engine_change_its_sizes(command):
+    def request(*options):
+        _, out, _ = command("gemma-3-27b", "--context", "65536", *options, "--json")
+        return json.loads(out)["kv_bytes_per_request"]
+
+    few = request("--engine", "vllm", "--batched-tokens", "2048")
+    many = request("--engine", "vllm")
+    whole = request("--engine", "vllm", "--no-hybrid-manager")
+    assert request() < few < many < whole == 65_536 * 62 * 8192
+    assert request("--engine", "llamacpp", "--ubatch", "2048") > request("--engine", "llamacpp")
+    _, out, _ = command("deepseek-v3", "--engine", "llamacpp", "--mla-cache", "expanded", "--json")
+    assert json.loads(out)["kv_bytes_per_token"] == 4_997_120
+
+
+def test_the_terms_of_the_capacity_are_named_in_the_text(command):
+    _, out, _ = command(
+        *("llama-3.1-8b", "--engine", "vllm", "--gpu", "H100 SXM", "--activation", "1.5", "--mean-context", "900")
+    )
+    for part in (
+        "not granted to the engine",
+        "− weights",
+        "rotary table",
+        "1.61 GB (1.50 GiB)",
+        "  blocks",
+        "at the mean length",
+        "note: an upper bound",
+    ):
+        assert part in out
+    assert "not granted to the engine8" not in out
+
+
+def test_notes_say_what_vllm_does_with_windows(command):
+    notes = _notes(command, "gemma-3-27b", "--engine", "vllm")
+    assert "8 padding layers" in notes
+    assert "8192 batched tokens" in notes
+    assert "no capacity" in notes
+    assert "padding" not in _notes(command, "llama-3.1-8b", "--engine", "vllm")
+
+
+def test_the_packed_latent_has_sizes_and_floors(command):
+    _, out, _ = command(
+        "deepseek-v3", "--engine", "vllm", "--kv-dtype", "fp8_ds_mla", "--gpu", "H100 SXM", "--tp", "8", "--json"
+    )
+    result = json.loads(out)
+    assert result["kv_bytes_per_token"] == 61 * 656
+    assert result["decode_floor_s"] > 0
+    assert any("plain fp8" in note for note in result["notes"])
+
+
+def test_a_draft_is_a_second_cache(command):
+    _, out, _ = command("llama-3.1-70b", "--draft", "llama-3.2-3b", "--context", "131072", "--tp", "2", "--json")
+    result = json.loads(out)
+    assert [result["kv_bytes_per_request"] / 2**30, result["draft"]["kv_bytes_per_request"] / 2**30] == [20.0, 7.0]
+    code, out, _ = command("llama-3.1-70b", "--draft", "llama-3.2-3b", "--context", "131072", "--tp", "2")
+    assert code == 0
+    assert "draft llama-3.2-3b" in out
+
+
+_LOG = """INFO Loading model weights took 14.9888 GB
+INFO # GPU blocks: 1952, # CPU blocks: 2048
+INFO Maximum concurrency for 20000 tokens per request: 1.56x
+"""
+
+
+def test_a_log_is_compared_line_by_line(command, tmp_path, stdin):
+    path = tmp_path / "server.log"
+    path.write_text(_LOG)
+    code, out, _ = command("llama-3.1-8b", "--log", str(path), "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert result["log"]["engine"] == "vllm"
+    assert [row["quantity"] for row in result["comparison"]] == ["weights", "requests of 20,000 tokens at once"]
+    assert all(row["matches"] for row in result["comparison"])
+    stdin(_LOG)
+    code, out, _ = command("llama-3.1-8b", "--log", "-")
+    assert code == 0
+    for part in ("start-up log of vllm", "16.09 GB (14.99 GiB)", "1.56×", "agrees"):
+        assert part in out
+    stdin(_LOG)
+    _, out, _ = command("llama-3.1-70b", "--log", "-")
+    assert "differs" in out and "fewer bits" in out
+
+
+def test_a_log_that_is_none_is_one_line_and_exit_code_2(command, stdin):
+    stdin("hello")
+    code, out, err = command("llama-3.1-8b", "--log", "-", "--json")
+    assert (code, out) == (2, "")
+    assert "no size of a start-up log" in err and err.count("\n") == 1
