@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 
 from helpers.accounts import Model, kv_bytes, prefill_flops, weights_read_bytes
 from helpers.engine import (
@@ -27,6 +26,7 @@ from helpers.engine import (
     random_decoder,
     smollm2_folder,
 )
+from helpers.engine.decoder import attend
 from helpers.engine.linear import Linear
 from helpers.measure import Interval, Paired, machine, paired, time_call
 from helpers.measure.ceilings import Kernel, gemm_kernels, read_kernels
@@ -84,21 +84,21 @@ def reference_calls() -> tuple[Call, Call]:
 
 
 def prefill_kernels(decoder: Decoder) -> Call:
-    """The matrix products of a prefill, as this decoder stores them, and its attention kernel; nothing between them.
+    """The matrix products of a prefill, stored and written as by this decoder, and its attention; nothing between them.
 
     It tells how much of the distance to the ceiling is these kernels' own. Another layout or kernel may do better.
     """
     shape = decoder.model.layers[0].attention
     rows = {linear.inputs: torch.randn(PROMPT_TOKENS, linear.inputs) for linear in matrices(decoder)}
-    queries = torch.randn(1, shape.heads, PROMPT_TOKENS, shape.head_dim)
+    queries = torch.randn(1, PROMPT_TOKENS, shape.heads, shape.head_dim)
     keys, values = torch.randn(2, 1, shape.kv_heads, PROMPT_TOKENS, shape.head_dim)
-    grouped = shape.heads > shape.kv_heads
 
     def call() -> None:
-        for linear in matrices(decoder):
-            linear(rows[linear.inputs])
-        for _ in decoder.layers:
-            F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
+        for block in decoder.layers:
+            for linear in (block.qkv, block.output, block.down):
+                linear(rows[linear.inputs])
+            block.gate_up(rows[block.gate_up.inputs], by_output=True)
+            attend(queries, keys, values, None, True, "fused")
 
     return call
 

@@ -40,7 +40,7 @@ class GraphedStep:
 
     def step(self, cache: KVCache, end: int) -> torch.Tensor:
         """The computation that is recorded, reading `end` slots; any device can run it."""
-        return self.decoder.forward(self.tokens, self.slot, end, cache, last_only=True, fixed=True)
+        return self.decoder.forward(self.tokens, cache.fixed_span(self.slot, end), cache, last_only=True)
 
     def _record(self, cache: KVCache, end: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         # Warm-up on a side stream, as torch asks: libraries allocate their workspaces outside the recording. It

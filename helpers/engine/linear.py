@@ -26,6 +26,9 @@ LAYOUTS = ("output-major", "input-major", "input-split")
 SPLIT_ROWS = 8
 """Up to this many rows `input-split` is the faster product; above it the plain one is, which fills the cores anyway."""
 
+MANY_ROWS = 64
+"""From so many rows a product may be written output by output; MKL is up to ten times slower so below 16."""
+
 SMALLEST_MEASURED = 2**18
 """Matrices of fewer elements are stored output-major without measuring: they stay in cache, layout hardly matters."""
 
@@ -41,7 +44,8 @@ class Linear:
     """y = x Wᵀ + b for W [outputs, inputs], held in one of the `LAYOUTS`.
 
     `weight` [outputs, inputs] as a checkpoint stores it and an optional `bias` [outputs]; called with x [..., inputs]
-    it returns [..., outputs]. Raises InputError for an unknown layout.
+    it returns [..., outputs]. `by_output` is a wish about its memory: see `multiply`. Raises InputError for an unknown
+    layout.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, layout: str = "measured") -> None:
@@ -58,9 +62,19 @@ class Linear:
             self.stored = rows_apart(self.inputs, self.outputs, like=weight).copy_(weight.t())
         self.parts = _parts(self.inputs)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = multiply(x, self.stored, self.layout, self.parts)
+    def __call__(self, x: torch.Tensor, by_output: bool = False) -> torch.Tensor:
+        y = multiply(x, self.stored, self.layout, self.parts, by_output)
         return y if self.bias is None else y + self.bias
+
+    def add_to(self, total: torch.Tensor, x: torch.Tensor) -> None:
+        """total += x Wᵀ + b, in place; total [..., outputs] contiguous, x [..., inputs]."""
+        rows = total.numel() // self.outputs
+        if self.bias is None and is_plain(self.layout, rows):
+            # The product adds each block it finishes: else it writes the whole, which is then read again and added.
+            flat = total.view(rows, self.outputs)
+            torch.addmm(flat, x.reshape(rows, self.inputs), self.stored, out=flat)
+        else:
+            total += self(x)
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """W[indices], [..., inputs]: the embedding of token ids, where embedding and head are one matrix."""
@@ -73,17 +87,27 @@ class Linear:
         return self.stored.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
-def multiply(x: torch.Tensor, stored: torch.Tensor, layout: str, parts: int) -> torch.Tensor:
-    """x Wᵀ: x [..., inputs] times a matrix stored in `layout`, [..., outputs]; `parts` shares where it is split."""
+def multiply(x: torch.Tensor, stored: torch.Tensor, layout: str, parts: int, by_output: bool = False) -> torch.Tensor:
+    """x Wᵀ: x [..., inputs] times a matrix stored in `layout`, [..., outputs]; `parts` shares where it is split.
+
+    With `by_output` a product of `MANY_ROWS` lies in memory as [outputs, rows], its shape unchanged: for a reader that
+    goes through it output by output.
+    """
     if layout == "output-major":
         return F.linear(x, stored)
     inputs, outputs = stored.shape
     rows = x.numel() // inputs
-    if layout == "input-major" or rows > SPLIT_ROWS:
-        product = torch.mm(x.reshape(rows, inputs), stored, out=rows_apart(rows, outputs, like=x))
-        return product.view(*x.shape[:-1], outputs)
+    if is_plain(layout, rows):
+        turned = by_output and rows >= MANY_ROWS
+        out = rows_apart(outputs, rows, like=x).t() if turned else rows_apart(rows, outputs, like=x)
+        return torch.mm(x.reshape(rows, inputs), stored, out=out).view(*x.shape[:-1], outputs)
     shares = x.reshape(rows, parts, inputs // parts).transpose(0, 1)
     return torch.bmm(shares, stored.view(parts, inputs // parts, outputs)).sum(0).view(*x.shape[:-1], outputs)
+
+
+def is_plain(layout: str, rows: int) -> bool:
+    """Is a product of so many rows one plain product with the matrix as stored in `layout`, input-major?"""
+    return layout == "input-major" or (layout == "input-split" and rows > SPLIT_ROWS)
 
 
 def rows_apart(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:

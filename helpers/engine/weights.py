@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from helpers.accounts import Model, format_bytes, kv_bytes, read_config, weight_bytes
+from helpers.accounts import Model, MoEFFN, format_bytes, kv_bytes, read_config, weight_bytes
 from helpers.engine.decoder import Decoder, check_supported
 from helpers.engine.dtypes import dtype_name, torch_dtype
+from helpers.engine.moe_weights import expert_tensors
 from helpers.errors import InputError
 
 SHAPES = ("llama-3.1-8b", "llama-3.2-3b", "llama-3.2-1b", "smollm2-135m")
@@ -24,7 +25,7 @@ def expected_tensors(model: Model) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the model's checkpoint, as Hugging Face names them."""
     hidden, shapes = model.hidden_size, {"model.embed_tokens.weight": (model.vocab_size, model.hidden_size)}
     for index, layer in enumerate(model.layers):
-        prefix, attention, width = f"model.layers.{index}", layer.attention, layer.feed_forward.width
+        prefix, attention, ffn = f"model.layers.{index}", layer.attention, layer.feed_forward
         query_width, kv_width = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
         for name, rows in (("q_proj", query_width), ("k_proj", kv_width), ("v_proj", kv_width)):
             shapes[f"{prefix}.self_attn.{name}.weight"] = (rows, hidden)
@@ -36,9 +37,12 @@ def expected_tensors(model: Model) -> dict[str, tuple[int, ...]]:
         if attention.qk_norm:
             shapes[f"{prefix}.self_attn.q_norm.weight"] = (attention.head_dim,)
             shapes[f"{prefix}.self_attn.k_norm.weight"] = (attention.head_dim,)
-        shapes[f"{prefix}.mlp.gate_proj.weight"] = (width, hidden)
-        shapes[f"{prefix}.mlp.up_proj.weight"] = (width, hidden)
-        shapes[f"{prefix}.mlp.down_proj.weight"] = (hidden, width)
+        if isinstance(ffn, MoEFFN):
+            shapes |= expert_tensors(model, ffn, prefix)
+        else:
+            shapes[f"{prefix}.mlp.gate_proj.weight"] = (ffn.width, hidden)
+            shapes[f"{prefix}.mlp.up_proj.weight"] = (ffn.width, hidden)
+            shapes[f"{prefix}.mlp.down_proj.weight"] = (hidden, ffn.width)
         shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
         shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
     shapes["model.norm.weight"] = (hidden,)

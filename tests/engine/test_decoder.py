@@ -202,7 +202,6 @@ def test_cache_is_reused_after_reset(tiny_model):
 
 REFUSED = {
     "deepseek-v2-lite": "model_type 'deepseek_v2'",
-    "mixtral-8x7b": "model_type 'mixtral'",
     "gemma-2-9b": "model_type 'gemma2'",
     "gpt-oss-20b": "model_type 'gpt_oss'",
 }

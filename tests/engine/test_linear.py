@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.engine import linear
-from helpers.engine.linear import LAYOUTS, SMALLEST_MEASURED, SPLIT_ROWS, Linear, fastest_layout
+from helpers.engine.linear import LAYOUTS, MANY_ROWS, SMALLEST_MEASURED, SPLIT_ROWS, Linear, fastest_layout
 
 
 @settings(max_examples=60, deadline=None)
@@ -35,6 +35,34 @@ def test_rows_kept_apart_change_no_product_and_no_size(layout, rows):
     assert product.nbytes == weight.nbytes
     assert layout == "output-major" or product.stored.stride(0) * 4 % 4096
     torch.testing.assert_close(product(x), x @ weight.t(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, SPLIT_ROWS + 1, MANY_ROWS])
+@pytest.mark.parametrize("outputs", [12, 1024])
+def test_a_product_written_output_by_output_is_the_same_product(layout, rows, outputs):
+    product, x = Linear(torch.randn(outputs, 6), torch.randn(outputs), layout), torch.randn(2, rows, 6)
+    got = product(x, by_output=True)
+    torch.testing.assert_close(got, product(x), atol=1e-5, rtol=1e-5)
+    assert got.shape == (2, rows, outputs)
+
+
+def test_only_a_product_of_many_rows_is_written_output_by_output():
+    product = Linear(torch.randn(12, 6), layout="input-split")
+    assert product(torch.randn(1, MANY_ROWS, 6), by_output=True).stride(1) == 1
+    assert product(torch.randn(1, MANY_ROWS - 1, 6), by_output=True).stride(2) == 1
+    assert product(torch.randn(1, MANY_ROWS, 6)).stride(2) == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rows", [1, SPLIT_ROWS + 1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_is_added_to_a_total_in_place(layout, rows, bias):
+    product, x = Linear(torch.randn(12, 6), torch.randn(12) if bias else None, layout), torch.randn(2, rows, 6)
+    total = torch.randn(2, rows, 12)
+    wanted = total + product(x)
+    product.add_to(total, x)
+    torch.testing.assert_close(total, wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
