@@ -11,7 +11,7 @@ CORE := $(VENV)/.core-$(HERE)
 TEST := $(VENV)/.test-$(HERE)
 PIP := $(PY) -m pip install --disable-pip-version-check -c $(CONSTRAINTS)
 
-.PHONY: help install lab test unit slow nbval lint report labs refresh bench clean
+.PHONY: help install lab test unit slow nbval lint report labs refresh bench bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'make labs     write labs/ anew from solutions/'
 	@echo 'make refresh  run notebooks/ and solutions/ anew and store their outputs'
 	@echo 'make bench    measure the engine against the ceilings of this machine'
+	@echo 'make bench-peers  the measuring client against guidellm, aiperf and the openai SDK (installs them under build/)'
 	@echo 'make unit     only the quick tests; likewise make slow, make nbval (notebooks), make lint'
 	@echo 'make clean    remove $(VENV), build/ and caches'
 
@@ -53,8 +54,9 @@ lint: $(TEST)
 	$(PY) -m ruff format --check helpers tests bench
 	$(VENV)/bin/lint-imports
 
+# Side by side on the cores there are, one torch thread each: nothing in them measures a time.
 unit: $(TEST)
-	$(PY) -m pytest -m 'not slow'
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal -m 'not slow'
 
 # Minutes rather than seconds: blank labs in a kernel, the first notebook in a browser, long comparisons.
 slow: $(TEST)
@@ -79,6 +81,9 @@ refresh: $(CORE)
 
 bench: $(TEST)
 	$(PY) bench/engine_speed.py
+
+bench-peers: $(TEST)
+	$(PY) bench/peers.py
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
