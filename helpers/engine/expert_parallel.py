@@ -236,6 +236,7 @@ def _steps(layer: ExpertParallel, x: torch.Tensor, routing: Routing, steps: int)
     dist.all_gather_object(everyone, mine)
     return {
         "step_s": statistics.median(walls[2:]),
+        "steps_s": walls[2:],
         "max_over_mean": max_over_mean([part["rows"] for part in everyone]),
         "by_rank": everyone,
     }
