@@ -28,12 +28,19 @@ from helpers.accounts.expert_load import (
     published_loads,
     read_expert_load,
 )
-from helpers.accounts.expert_time import expert_seconds
+from helpers.accounts.expert_time import expert_floor_seconds, expert_seconds
 from helpers.accounts.inventory import COMPONENTS, Weight, inventory
 from helpers.accounts.kv import kv_bytes, kv_bytes_per_token, kv_read_bytes
 from helpers.accounts.kv_llamacpp import CellCache, LlamaCppCache, LlamaCppSettings, llamacpp_cache
 from helpers.accounts.kv_scales import kv_scale_bytes
-from helpers.accounts.kv_vllm import PACKED_MLA, CacheGroup, VllmLayout, VllmSettings, vllm_layout
+from helpers.accounts.kv_vllm import (
+    PACKED_MLA,
+    CacheGroup,
+    VllmLayout,
+    VllmSettings,
+    default_batched_tokens,
+    vllm_layout,
+)
 from helpers.accounts.lengths import LengthDistribution, length_distribution, length_distribution_names, quantiles
 from helpers.accounts.logcheck import Comparison, compare_log
 from helpers.accounts.memory import WeightBytes, weight_bytes
@@ -60,6 +67,7 @@ from helpers.accounts.placement import (
     rank_seconds,
     strided,
 )
+from helpers.accounts.real_routing import RealRouting, recorded_routing, recorded_traffics
 from helpers.accounts.roofline import (
     Floor,
     compute_dtype_on,
@@ -95,7 +103,7 @@ from helpers.accounts.state_mixers import (
     ShortConvolution,
     StateMixer,
 )
-from helpers.accounts.trace import TraceRequest, read_trace
+from helpers.accounts.trace import TraceRequest, TraceRow, read_trace, trace_rows
 from helpers.accounts.units import (
     DTYPES,
     GB,
@@ -164,6 +172,7 @@ __all__ = [
     "PerLayerInput",
     "Placement",
     "Reading",
+    "RealRouting",
     "STATE_RULES",
     "ShortConvolution",
     "StateMixer",
@@ -171,6 +180,7 @@ __all__ = [
     "TB",
     "TIB",
     "TraceRequest",
+    "TraceRow",
     "VllmLayout",
     "VllmSettings",
     "Weight",
@@ -188,6 +198,7 @@ __all__ = [
     "dead_experts",
     "decode_floor",
     "decode_flops",
+    "default_batched_tokens",
     "device",
     "device_names",
     "distinct_experts",
@@ -196,6 +207,7 @@ __all__ = [
     "expected_distinct_experts",
     "expected_running",
     "expert_counts",
+    "expert_floor_seconds",
     "expert_seconds",
     "format_bytes",
     "format_count",
@@ -239,12 +251,15 @@ __all__ = [
     "read_log",
     "read_ratio",
     "read_trace",
+    "recorded_routing",
+    "recorded_traffics",
     "ridge_point",
     "rotary_table_bytes",
     "simulate_admission",
     "state_bytes",
     "step_time_factor",
     "strided",
+    "trace_rows",
     "vllm_layout",
     "weight_bytes",
     "weights_read_bytes",

@@ -6,7 +6,7 @@ from helpers.accounts.devices import Device
 from helpers.accounts.inventory import check_tp
 from helpers.accounts.kv import kv_bytes
 from helpers.accounts.kv_llamacpp import LlamaCppSettings, llamacpp_kv_bytes
-from helpers.accounts.kv_vllm import VllmSettings, vllm_layout
+from helpers.accounts.kv_vllm import VllmSettings, default_batched_tokens, vllm_layout
 from helpers.accounts.memory import weight_bytes
 from helpers.accounts.model import FullAttention, LatentAttention, Model
 from helpers.accounts.state import state_bytes
@@ -132,10 +132,10 @@ def max_concurrency(
     * ``tensorrt-llm``: utilisation · (visible − weights − reserves), in blocks of `tokens_per_block`;
     * ``llamacpp``: visible − weights − reserves, in slots of `context` padded tokens.
 
-    Reserves are bytes per GPU: `activation_bytes` (peak of the largest batch), `non_torch_bytes`,
-    `cuda_graph_bytes`. They depend on the server's flags and have no default: one that is not given counts as 0, and
-    the notes say that the result is then an upper bound. `mean_context`: the mean length of real requests, for
-    `Capacity.mean_concurrency`. `draft`: a speculative draft model, whose weights and cache are held too.
+    `vllm` None: its defaults on `device`. Reserves are bytes per GPU: `activation_bytes` (peak of the largest batch),
+    `non_torch_bytes`, `cuda_graph_bytes`. They depend on the server's flags and have no default: one that is not given
+    counts as 0, and the notes say that the result is then an upper bound. `mean_context`: the mean length of real
+    requests, for `Capacity.mean_concurrency`. `draft`: a speculative draft model, whose weights and cache are held too.
 
     Raises InputError for what the engine's rule does not cover, naming it.
     """
@@ -157,6 +157,8 @@ def max_concurrency(
     notes = _check_reserves(engine, reserves)
     reserved = {f"{name}_bytes": gpus * (size or 0) for name, size in reserves.items()}
     models = [model] if draft is None else [model, draft]
+    if engine == "vllm" and vllm is None:
+        vllm = VllmSettings(max_batched_tokens=default_batched_tokens(device))
     weights = [tp * weight_bytes(one, weights_dtype if one is model else None, tp).total for one in models]
     rotary = tp * sum(rotary_table_bytes(one) for one in models) if engine == "vllm" else 0
     unit, unit_bytes, per_request = _unit(engine, models, context, kv_dtype, tp, vllm, llamacpp, tokens_per_block)
@@ -256,7 +258,7 @@ def _unit(
         states = sum(state_bytes(one, tp=tp, engine="llamacpp") for one in models)
         return "slot", caches + states, 1
     if engine in ("sglang", "tensorrt-llm"):
-        _refuse_unequal_layers(engine, models)
+        check_layers(engine, models)
         tokens = 1 if engine == "sglang" else positive_int(tokens_per_block, "tokens_per_block")
         size = tp * sum(kv_bytes(one, tokens, kv_dtype, tp) for one in models)
         return ("token" if engine == "sglang" else "block"), size, -(-context // tokens)
@@ -266,7 +268,11 @@ def _unit(
     return "byte", 1, tp * request
 
 
-def _refuse_unequal_layers(engine: str, models: list[Model]) -> None:
+def check_layers(engine: str, models: list[Model]) -> None:
+    """InputError where `engine` (``sglang``, ``tensorrt-llm``) shares its pool in a way that is not known here.
+
+    Both give windowed, sparse and state layers pools of their own, whose shares depend on the server's flags.
+    """
     for model in models:
         for layer in model.layers:
             a = layer.attention

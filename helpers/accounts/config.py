@@ -103,7 +103,8 @@ _MUST_BE_OFF: Mapping[str, tuple[Any, ...]] = {
 def read_config(source: str | Path, ignore: Collection[str] = ()) -> Model:
     """The model of a config.json: `source` is its path, the path of its folder, or a name of the registry.
 
-    `ignore` names keys to leave unread (see `parse_config`). A path that exists wins over a registry name.
+    `ignore` names keys to leave unread (see `parse_config`). A path that exists wins over a registry name. A
+    hf_quant_config.json (NVIDIA ModelOpt) beside the config.json is read where that has no quantization_config.
     Raises InputError for a file that cannot be read or understood, naming the file and the key.
     """
     if not isinstance(source, str | Path) or not str(source):
@@ -161,7 +162,22 @@ def _read_file(path: Path, ignore: Collection[str]) -> Model:
     name = path.resolve().parent.name if path.name == "config.json" else path.stem
     # File names need not be text; what is printed must be.
     name = name.encode("utf-8", "replace").decode()
-    return parse_config_text(path.read_bytes(), name, str(path), ignore)
+    config = _parse_json(path.read_bytes(), str(path))
+    beside = path.with_name("hf_quant_config.json")
+    if path.name == "config.json" and beside.is_file():
+        config = _with_modelopt(config, beside)
+    return parse_config(config, name, ignore=ignore)
+
+
+def _with_modelopt(config: Any, path: Path) -> Any:
+    """`config` with the quantization that NVIDIA's ModelOpt writes into a file of its own, where it has none itself."""
+    if not isinstance(config, dict) or config.get("quantization_config") is not None:
+        return config
+    found = _parse_json(path.read_bytes(), str(path))
+    quantization = found.get("quantization") if isinstance(found, dict) else None
+    if not isinstance(quantization, dict):
+        raise InputError(f"{path}: key 'quantization' must be an object")
+    return {**config, "quantization_config": {"quant_method": "modelopt", **quantization}}
 
 
 def parse_config_text(text: str | bytes, name: str, where: str, ignore: Collection[str] = ()) -> Model:
@@ -169,6 +185,10 @@ def parse_config_text(text: str | bytes, name: str, where: str, ignore: Collecti
 
     Raises InputError for text that is not one JSON object without duplicate keys.
     """
+    return parse_config(_parse_json(text, where), name, ignore=ignore)
+
+
+def _parse_json(text: str | bytes, where: str) -> Any:
     if len(text) > _LARGEST_FILE_BYTES:
         raise InputError(f"{where}: is larger than {_LARGEST_FILE_BYTES:,} bytes, which no config.json is")
     try:
@@ -176,14 +196,13 @@ def parse_config_text(text: str | bytes, name: str, where: str, ignore: Collecti
     except UnicodeDecodeError:
         raise InputError(f"{where}: is not a text file in UTF-8") from None
     try:
-        config = json.loads(text, object_pairs_hook=_without_duplicates)
+        return json.loads(text, object_pairs_hook=_without_duplicates)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{where}: is not valid JSON ({error.msg}, line {error.lineno})") from None
     except (ValueError, RecursionError):
         raise InputError(f"{where}: holds a number or a nesting beyond what JSON readers take") from None
-    return parse_config(config, name, ignore=ignore)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -307,10 +326,9 @@ def _parse_text_model(
     keys.read.add("quantization_config")
     if quantization is not None and not isinstance(quantization, dict):
         raise keys.refuse("quantization_config", "must be an object")
-    if isinstance(quantization, dict) and "expert_dtype" in keys.values:
-        # It says how the experts are quantised, beside the object that says it of the rest (DeepSeek-V4).
-        keys.read.add("expert_dtype")
-        quantization = {"expert_dtype": keys.values["expert_dtype"], **quantization}
+    if isinstance(quantization, dict):
+        keys.ignore(architecture.quantization_keys)
+        quantization = {**{key: keys.values.get(key) for key in architecture.quantization_keys}, **quantization}
     vocab_size, hidden_size = keys.size("vocab_size"), keys.size("hidden_size")
     max_positions, tied = keys.size("max_position_embeddings"), keys.flag("tie_word_embeddings")
     _check_architectures(keys)

@@ -4,7 +4,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,19 +42,18 @@ class Device:
 
 
 def device(name: str) -> Device:
-    """The device called `name` in the registry (case and the separators ``-``, ``_`` and space do not matter).
+    """The device called `name` in the registry, or as nvidia-smi and PyTorch report it ("NVIDIA H100 80GB HBM3").
 
-    Raises InputError for any other name, with close ones: "H100" alone is two cards with different figures.
+    Case and separators do not matter. Raises InputError for any other name, with close ones: "H100" alone is two
+    cards with different figures.
     """
     registry = _registry()
-    by_key = {_key(known): known for known in registry}
-    if not isinstance(name, str) or _key(name) not in by_key:
-        wanted = _key(str(name))
-        inside = [known for key, known in by_key.items() if wanted and wanted in key]
-        close = inside or [by_key[key] for key in difflib.get_close_matches(wanted, by_key, n=3, cutoff=0.5)]
-        hint = f"did you mean {' or '.join(close[:4])}?" if close else f"known: {', '.join(registry)}"
+    by_key = {_key(called): known for known, row in registry.items() for called in (known, *row.get("reported_as", ()))}
+    known = by_key.get(_key(name)) if isinstance(name, str) else None
+    if known is None:
+        close = _close(str(name), registry, by_key)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(registry)}"
         raise InputError(f"device {str(name)[:60]!r} is not in the registry; {hint}")
-    known = by_key[_key(name)]
     row = registry[known]
     visible = row["visible_memory_GiB"]
     return Device(
@@ -77,4 +76,26 @@ def _registry() -> dict[str, dict]:
 
 
 def _key(name: str) -> str:
-    return re.sub(r"[\s_-]+", " ", name.strip().lower())
+    return re.sub(r"[^a-z0-9]+", "", name.lower())
+
+
+def _close(name: str, registry: Iterable[str], by_key: Mapping[str, str]) -> list[str]:
+    """The devices that share most numbers with `name` ("4090", "A100 80GB"), else those spelt almost the same."""
+    wanted = _numbers(name)
+    shared = {known: sum(any(_same(want, has) for has in _numbers(known)) for want in wanted) for known in registry}
+    most = max(shared.values())
+    if most:
+        return [known for known, count in shared.items() if count == most]
+    spelt = difflib.get_close_matches(_key(name), by_key, n=2, cutoff=0.75)
+    return list(dict.fromkeys(by_key[key] for key in spelt))
+
+
+def _numbers(name: str) -> set[str]:
+    """The words with a digit, a memory size without its unit."""
+    words = re.findall(r"[a-z0-9]*[0-9][a-z0-9]*", name.lower())
+    return {re.sub(r"^(\d+)gb?$", r"\1", word) for word in words}
+
+
+def _same(want: str, has: str) -> bool:
+    """Whether a word is the same but for letters at its end: "mi300" and "mi300x"; "a10" and "a10g", not "a100"."""
+    return re.fullmatch(re.escape(want) + "[a-z]*", has) is not None

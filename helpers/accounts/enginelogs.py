@@ -51,7 +51,7 @@ class LogFacts:
     activation_bytes, cuda_graph_bytes, available_bytes, kv_bytes, second_kv_bytes, blocks, block_tokens,
     attention_block_tokens, tokens, concurrency, concurrency_tokens, needed_bytes, needed_tokens,
     longest_tokens, padding_layers, max_batched_tokens, state_bytes, state_sequences. `words` maps model, version,
-    dtype, kv_dtype and tp to what the log says; `caches` are llama.cpp's cache lines in order.
+    dtype, kv_dtype, tp and pp to what the log says; `caches` are llama.cpp's cache lines in order.
     """
 
     engine: str
@@ -111,7 +111,7 @@ _RULES = (
     _rule("vllm", r"Desired GPU memory utilization is \(NUM, NUM GiB\)", ("utilisation", 1), ("granted_bytes", GIB)),
     _rule(
         "vllm",
-        r"Actual usage is NUM GiB for (?:weight|consumed)",
+        r"Actual usage(?: is|:) NUM GiB for (?:weight|consumed)",
         ("weights_bytes", GIB),
     ),
     _rule("vllm", r"NUM GiB for peak activation", ("activation_bytes", GIB)),
@@ -147,6 +147,8 @@ _RULES = (
     _rule("sglang", r"mem_fraction_static=NUM", ("utilisation", 1)),
     _rule("sglang", r"Mamba Cache is allocated\.[^\n]*?max_mamba_cache_size: (\d+)", ("state_sequences", 1)),
     _rule("tensorrt-llm", r"tokens per block[:=]\s?(\d+)", ("block_tokens", 1)),
+    _rule("tensorrt-llm", r"Allocate NUM bytes for k/v cache", ("kv_bytes", 1)),
+    _rule("tensorrt-llm", r"Using NUM tokens in paged KV cache", ("tokens", 1)),
     _rule(
         "tensorrt-llm",
         r"Memory usage when calculating max tokens in paged kv cache: total: NUM GiB, available: NUM GiB",
@@ -166,12 +168,14 @@ _WORDS = {
         ("dtype", r"[ ,(]dtype=torch\.(\w+)"),
         ("kv_dtype", r"kv_cache_dtype=([\w.]+)"),
         ("tp", r"tensor_parallel_size=(\d+)"),
+        ("pp", r"pipeline_parallel_size=(\d+)"),
     ),
     "sglang": (
         ("model", r"model_path='([^']+)'"),
         ("dtype", r"Load weight end[^\n]*?dtype=torch\.(\w+)"),
         ("kv_dtype", r"KV cache dtype: torch\.(\w+)"),
-        ("tp", r"tp_size=(\d+)"),
+        ("tp", r"\btp_size=(\d+)"),
+        ("pp", r"\bpp_size=(\d+)"),
     ),
     "tensorrt-llm": (("version", r"TensorRT-LLM version: ([\w.+-]+)"),),
     "llamacpp": (("version", r"build: (\d+)"), ("model", r"general\.name str\s+= (.+)")),

@@ -1,8 +1,10 @@
-"""The time one expert takes, t(M) for M tokens, from a few measured points: with it any skew is predicted as a sum."""
+"""The time one expert takes, t(M) for M tokens, measured or at its floor: with it any skew is predicted as a sum."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
+from helpers.accounts.devices import Device
+from helpers.accounts.units import dtype_bytes, positive_int
 from helpers.errors import InputError
 
 
@@ -31,3 +33,14 @@ def expert_seconds(measured: Mapping[int, float]) -> Callable[[float], float]:
         return max(fast + (slow - fast) * (tokens - before) / (after - before), min(fast, slow))
 
     return at
+
+
+def expert_floor_seconds(hidden: int, width: int, device: Device, dtype: str = "bf16") -> Callable[[float], float]:
+    """t(M) of a SwiGLU expert at the ceilings of a device: max(2 · P · M / FLOP/s, P · bytes / bytes/s), P = 3 · H · F.
+
+    `hidden` H and `width` F in numbers. Left out: activations, launching kernels, and that few tokens reach less.
+    """
+    params = 3 * positive_int(hidden, "hidden") * positive_int(width, "width")
+    reading_s = params * dtype_bytes(dtype) / device.bandwidth_bytes_per_s
+    token_s = 2 * params / device.peak(dtype)
+    return lambda tokens: max(reading_s, token_s * tokens)

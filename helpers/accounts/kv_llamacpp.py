@@ -14,12 +14,42 @@ _DTYPES = ("fp32", "fp16", "bf16", "q8_0", "q4_0")
 _QUANTISED = ("q8_0", "q4_0")
 _LATENT = ("latent", "latent_with_values", "expanded")
 
-# What llama.cpp's own loaders do with a window: its "llama" and "qwen" architectures read none, and the one of Phi-3
-# switches it off (pull request 13676 there); these keep a cache of their own for windowed layers.
-_WINDOW_IGNORED = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3"})
-_WINDOW_KEPT = frozenset(
-    {"gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "gpt_oss", "llama4", "llama4_text", "cohere2"}
+# What llama.cpp's own loaders do with a window: the hyperparameters of each LLM_ARCH in src/llama-model.cpp, from 2026
+# on in src/models/*.cpp. Most read none, and that of Phi-3 is off (pull request 13676 there); the others keep a cache
+# of their own for windowed layers.
+_WINDOW_IGNORED = frozenset(
+    {
+        "llama",
+        "ministral3",
+        "mistral",
+        "mistral3",
+        "mixtral",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "starcoder2",
+    }
 )
+_WINDOW_KEPT = frozenset(
+    {
+        "cohere2",
+        "exaone_moe",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "gemma4",
+        "gemma4_text",
+        "gpt_oss",
+        "llama4",
+        "llama4_text",
+        "olmo3",
+    }
+)
+# EXAONE-4 has a window only where it has the depth of the 32B model.
+_EXAONE4_WINDOWED_DEPTH = 64
 
 
 @dataclass(frozen=True)
@@ -137,6 +167,8 @@ def _window(model: Model, attention: Attention) -> int | None:
     window = (attention.window or attention.chunk) if isinstance(attention, FullAttention) else None
     if window is None or model.model_type in _WINDOW_IGNORED:
         return None
+    if model.model_type == "exaone4" and len(model.layers) == _EXAONE4_WINDOWED_DEPTH:
+        return window
     if model.model_type not in _WINDOW_KEPT:
         raise InputError(
             f"{model.name}: whether llama.cpp keeps the window of model_type {model.model_type!r} is not known here"

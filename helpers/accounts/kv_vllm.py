@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from helpers.accounts.devices import Device
 from helpers.accounts.inventory import check_tp
 from helpers.accounts.kv import kv_width_elements
 from helpers.accounts.model import Attention, FullAttention, Indexer, LatentAttention, Model
 from helpers.accounts.state import window_elements
 from helpers.accounts.state_mixers import StateMixer
-from helpers.accounts.units import bytes_of, count, positive_int
+from helpers.accounts.units import GIB, bytes_of, count, positive_int
 from helpers.errors import InputError
 
 PACKED_MLA = "fp8_ds_mla"
@@ -33,8 +34,8 @@ class VllmSettings:
     """Settings of a vLLM server that change its cache.
 
     `block_size`: tokens per block (16 by default; FlashMLA takes 64). `max_batched_tokens`: what a windowed layer
-    holds beside its window while a prompt is read (8192 is vLLM's default for an API server on cards of 70 GiB and
-    more, 2048 on smaller ones). `hybrid_manager` False is --disable-hybrid-kv-cache-manager, and how V0 did it:
+    holds beside its window while a prompt is read; the default depends on the card (`default_batched_tokens`), 8192 is
+    that of an H100. `hybrid_manager` False is --disable-hybrid-kv-cache-manager, and how V0 did it:
     windowed layers are kept whole, and V0 kept state outside the pool. `state_blocks`: blocks of state a request
     holds in each group of state layers: 1, or 2 with prefix caching (mamba_cache_mode ``align``).
     """
@@ -47,6 +48,17 @@ class VllmSettings:
     def __post_init__(self) -> None:
         for name in ("block_size", "max_batched_tokens", "state_blocks"):
             positive_int(getattr(self, name), name)
+
+
+def default_batched_tokens(device: Device) -> int:
+    """The --max-num-batched-tokens that `vllm serve` takes on `device`: 8192 from 70 GiB up, but 2048 on any A100.
+
+    Below 70 GiB 2048. A card without a visible-memory figure here counts as large. Source:
+    EngineArgs.get_batch_defaults in vllm/engine/arg_utils.py, and vllm-project/vllm pull request 17885 for the A100;
+    offline use of the LLM class takes other ones.
+    """
+    small = device.visible_memory_bytes is not None and device.visible_memory_bytes < 70 * GIB
+    return 2048 if small or "a100" in device.name.lower() else 8192
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,11 @@ def compare_log(
     `kv_dtype` and `tp` None: as the log states, else the model's own format and one rank. The prediction of blocks,
     tokens and concurrency starts from the logged pool; that of the pool from the logged budget.
 
-    Raises InputError where the log states nothing that can be predicted, or contradicts `tp` or `kv_dtype`.
+    Raises InputError where the log states nothing that can be predicted, contradicts `tp` or `kv_dtype`, or is of a
+    pipeline, whose ranks hold different layers.
     """
+    if facts.words.get("pp", "1") != "1":
+        raise InputError(f"the log is of a pipeline of {facts.words['pp'][:9]} stages, and what one holds is not known")
     tp = _said(facts.words, "tp", None if tp is None else str(tp), {}) or "1"
     dtype = _said(facts.words, "kv_dtype", kv_dtype, _KV_DTYPES) or _model_dtype(facts, model)
     ranks = int(tp)

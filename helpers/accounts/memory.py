@@ -6,8 +6,15 @@ from helpers.accounts.inventory import COMPONENTS, inventory
 from helpers.accounts.model import Model
 from helpers.accounts.quantization import Scheme, read_scheme, weight_cost
 from helpers.accounts.units import dtype_bytes
+from helpers.errors import InputError
 
 __all__ = ["WeightBytes", "weight_bytes", "weight_cost", "weight_scheme"]
+
+# Checkpoints of these call their modules otherwise than the inventory does, so that a list of modules left alone
+# would be matched wrongly.
+_OTHER_MODULE_NAMES = frozenset(
+    {"bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "minimax", "nemotron_h"}
+)
 
 
 @dataclass(frozen=True)
@@ -56,4 +63,9 @@ def weight_scheme(model: Model, dtype: str | None = None) -> Scheme:
         return Scheme(dtype=dtype, unquantised_dtype=dtype)
     if model.quantization is None:
         return Scheme(dtype=model.weights_dtype, unquantised_dtype=model.weights_dtype)
+    if model.model_type in _OTHER_MODULE_NAMES:
+        raise InputError(
+            f"{model.name}: key 'quantization_config' is not understood for model_type {model.model_type!r}; "
+            "give --weights-dtype instead"
+        )
     return read_scheme(model.quantization, model.weights_dtype, model.name)

@@ -24,7 +24,8 @@ class Scheme:
     block of `block_rows` × `block_columns` (None: the whole side), plus `bytes_per_matrix` (static scales) and
     `bytes_per_column` (GPTQ's group index). `bits` None: nothing is quantised. Only linear layers are ever
     quantised; `skipped` names those left alone, `experts_only` leaves all but routed experts alone. `dtype` is
-    the format of the quantised numbers, `unquantised_dtype` that of the rest.
+    the format of the quantised numbers, `unquantised_dtype` that of the rest. `experts` says how routed experts are
+    stored where that differs, `fp32` names modules kept in fp32.
     """
 
     dtype: str
@@ -38,6 +39,8 @@ class Scheme:
     bytes_per_column: int = 0
     skipped: tuple[str, ...] = ()
     experts_only: bool = False
+    experts: "Scheme | None" = None
+    fp32: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,11 @@ class WeightCost:
 
 def weight_cost(weight: Weight, scheme: Scheme, copies: int) -> WeightCost:
     """Bytes that `copies` copies of `weight` take under `scheme`."""
+    if scheme.experts is not None and weight.component == "routed_experts":
+        scheme = scheme.experts
     if not _is_quantised(weight, scheme):
-        return WeightCost(copies * bytes_of(weight.elements_per_copy, scheme.unquantised_dtype), 0)
+        dtype = "fp32" if scheme.fp32 and _covers(scheme.fp32)(weight.module) else scheme.unquantised_dtype
+        return WeightCost(copies * bytes_of(weight.elements_per_copy, dtype), 0)
     rows, columns = weight.rows, weight.columns
     blocks = _blocks(rows, scheme.block_rows) * _blocks(columns, scheme.block_columns)
     values = _bytes(rows * columns * scheme.bits) + bytes_of(weight.bias, scheme.unquantised_dtype)
@@ -122,6 +128,8 @@ def read_scheme(config: Mapping[str, Any], unquantised_dtype: str, name: str) ->
             "quant_method",
             f"{method[:40]!r} is not known (known: {', '.join(_METHODS)}); give --weights-dtype instead",
         )
+    if "expert_dtype" in config and method != "fp8":
+        raise keys.refuse("quant_method", f"is {method}, but deepseek_v4 is known in fp8 alone; give --weights-dtype")
     scheme = _METHODS[method](keys, unquantised_dtype)
     keys.refuse_unread()
     return scheme
@@ -130,9 +138,8 @@ def read_scheme(config: Mapping[str, Any], unquantised_dtype: str, name: str) ->
 def _fp8(keys: Keys, unquantised: str) -> Scheme:
     keys.one_of("fmt", [None, "e4m3", "float8_e4m3fn"], "but only e4m3 is known")
     keys.ignore(["scale_fmt", "dequantize"])
-    keys.one_of(
-        "expert_dtype", [None, "fp8"], "but experts in another format than the rest are not known; give --weights-dtype"
-    )
+    if "expert_dtype" in keys.values:
+        return _deepseek_v4(keys, unquantised)
     static = _static_activations(keys)
     keys.defaults = {"weight_block_size": None}
     block = keys.raw("weight_block_size")
@@ -151,6 +158,45 @@ def _fp8(keys: Keys, unquantised: str) -> Scheme:
         scale_bytes=_FP32,
         bytes_per_matrix=_FP32 if static else 0,
         skipped=_patterns(keys, "modules_to_not_convert", "ignored_layers"),
+    )
+
+
+# What DeepSeek-V4 keeps out of its fp8 without saying so in its quantization_config: the compressors' projections and
+# the indexer's scorer in bf16; hyper-connections, positions and sinks in fp32. As its safetensors headers show.
+_V4_UNQUANTISED = (
+    "compressor.kv_proj",
+    "compressor.gate_proj",
+    "indexer.kv_proj",
+    "indexer.gate_proj",
+    "scorer.weights_proj",
+)
+_V4_FP32 = ("attn_hc", "ffn_hc", "hc_head", "position_bias", "sinks")
+
+
+def _deepseek_v4(keys: Keys, unquantised: str) -> Scheme:
+    """fp8 with experts in a format of their own; with fp4 experts (one e8m0 scale per 32) all scales are one byte.
+
+    Source: tensor shapes and types in github.com/NVIDIA-NeMo/Automodel issue 2034; to the byte against
+    metadata.total_size of model.safetensors.index.json of deepseek-ai/DeepSeek-V4-Flash.
+    """
+    # Where it is missing, engines differ: vLLM takes fp4, and published fp8 conversions leave it out too.
+    keys.one_of("expert_dtype", ["fp4", "fp8"], "but deepseek_v4 must state fp4 or fp8; give --weights-dtype")
+    keys.one_of("weight_block_size", [[128, 128]], "but deepseek_v4 is known with blocks of 128 × 128 alone")
+    keys.one_of("activation_scheme", [None, "dynamic"], "which is not known for deepseek_v4")
+    skipped = (*_V4_UNQUANTISED, *_patterns(keys, "modules_to_not_convert", "ignored_layers"))
+    fp4 = keys.values["expert_dtype"] == "fp4"
+    if fp4 and keys.values.get("scale_fmt") != "ue8m0":
+        raise keys.refuse("scale_fmt", "must be ue8m0 where expert_dtype is fp4")
+    return Scheme(
+        "fp8",
+        unquantised,
+        bits=8,
+        block_rows=128,
+        block_columns=128,
+        scale_bytes=_ONE_BYTE if fp4 else _FP32,
+        skipped=skipped,
+        experts=Scheme("int4", unquantised, 4, 1, 32, _ONE_BYTE) if fp4 else None,
+        fp32=_V4_FP32,
     )
 
 

@@ -21,11 +21,13 @@ from helpers.accounts import (
     LlamaCppSettings,
     Model,
     VllmSettings,
+    WeightBytes,
     compare_log,
     compute_dtype_on,
     count_parameters,
     decode_floor,
     decode_flops,
+    default_batched_tokens,
     device,
     expert_counts,
     kv_bytes,
@@ -41,6 +43,7 @@ from helpers.accounts import (
     vllm_layout,
     weight_bytes,
 )
+from helpers.accounts.capacity import check_layers
 from helpers.accounts.units import positive_int
 from helpers.commands.account_text import account_text
 from helpers.errors import InputError
@@ -84,7 +87,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     layout = parser.add_argument_group("settings of an engine (vllm, llamacpp)")
     layout.add_argument("--block-size", type=int, metavar="N", help="vllm: tokens per block (default 16)")
-    layout.add_argument("--batched-tokens", type=int, metavar="N", help="vllm: --max-num-batched-tokens (default 8192)")
+    layout.add_argument(
+        "--batched-tokens",
+        type=int,
+        metavar="N",
+        help="vllm: --max-num-batched-tokens (default 8192, or that of --gpu)",
+    )
     layout.add_argument("--state-blocks", type=int, metavar="N", help="vllm: 2 with prefix caching (default 1)")
     layout.add_argument("--no-hybrid-manager", action="store_true", help="vllm: windowed layers are kept whole")
     layout.add_argument("--ubatch", type=int, metavar="N", help="llamacpp: -ub (default 512)")
@@ -104,10 +112,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     draft = None if args.draft is None else _read(args.draft, args.ignore_key)
     tp, dtype, engine, settings = args.tp or 1, args.kv_dtype or "bf16", args.engine, _settings(args)
     sizes = "ideal" if engine in _SIZED_AS_IDEAL else engine
+    if engine in _SIZED_AS_IDEAL:
+        check_layers(engine, [model] if draft is None else [model, draft])
     parameters, experts = count_parameters(model), expert_counts(model)
-    weights = weight_bytes(model, args.weights_dtype, tp)
     decode = decode_flops(model, args.context)
     notes = [*model.notes, *_notes(model, args, tp, dtype)]
+    weights = _weights(model, args, tp, notes)
     result: dict[str, Any] = {
         "model": model.name,
         "model_type": model.model_type,
@@ -116,9 +126,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "active_params_with_embedding": parameters.active_with_embedding,
         "params_by_component": {name: getattr(parameters, name) for name in COMPONENTS},
         "experts": {"total": experts.total, "per_token": experts.per_token},
-        "weight_bytes": weights.total,
-        "weight_bytes_by_component": {name: getattr(weights, name) for name in COMPONENTS},
-        "weight_scale_bytes": weights.scales,
+        "weight_bytes": weights and weights.total,
+        "weight_bytes_by_component": weights and {name: getattr(weights, name) for name in COMPONENTS},
+        "weight_scale_bytes": weights and weights.scales,
         "kv_bytes_per_token": kv_bytes_per_token(model, args.context, dtype, tp, sizes, settings),
         "kv_bytes_per_request": kv_bytes(model, args.context, dtype, tp, sizes, settings),
         "state_bytes_per_request": state_bytes(model, tp=tp, engine=sizes if sizes in STATE_RULES else "ideal"),
@@ -158,6 +168,8 @@ def _check_together(args: argparse.Namespace) -> None:
     """Refuses options that would be silently ignored."""
     if [args.config, args.draft, args.log].count("-") > 1:
         raise InputError("only one of CONFIG, --draft and --log can be read from stdin (-)")
+    if args.kv_dtype == PACKED_MLA and args.engine != "vllm":
+        raise InputError(f"--kv-dtype {PACKED_MLA} is a layout of vLLM's and needs --engine vllm")
     needs_gpu = {"gpus": args.gpus, "utilisation": args.utilisation, "mean-context": args.mean_context}
     needs_gpu |= {name: getattr(args, name.replace("-", "_")) for name in _RESERVES}
     for name, value in needs_gpu.items():
@@ -187,6 +199,20 @@ def _stdin() -> str:
         raise InputError("stdin cannot be read as text in UTF-8") from None
 
 
+def _weights(model: Model, args: argparse.Namespace, tp: int, notes: list[str]) -> WeightBytes | None:
+    """The size of the weights; None, and a note why, where only their quantisation is not understood.
+
+    Capacity, floor times and a log's comparison rest on it: with them there is no answer without it.
+    """
+    try:
+        return weight_bytes(model, args.weights_dtype, tp)
+    except InputError as error:
+        if args.weights_dtype is not None or args.gpu is not None or args.log is not None:
+            raise
+        notes.append(f"the size of the weights is not given: {error}")
+        return None
+
+
 def _settings(args: argparse.Namespace) -> VllmSettings | LlamaCppSettings | None:
     vllm, llamacpp = _vllm_settings(args), _llamacpp_settings(args)
     return {"vllm": vllm, "llamacpp": llamacpp}.get(args.engine)
@@ -198,6 +224,8 @@ def _vllm_settings(args: argparse.Namespace) -> VllmSettings:
         "max_batched_tokens": args.batched_tokens,
         "state_blocks": args.state_blocks,
     }
+    if args.batched_tokens is None and args.gpu is not None:
+        given["max_batched_tokens"] = default_batched_tokens(device(args.gpu))
     return VllmSettings(
         hybrid_manager=not args.no_hybrid_manager, **{name: value for name, value in given.items() if value is not None}
     )
@@ -366,6 +394,8 @@ def _compared(
         llamacpp=_llamacpp_settings(args),
     )
     notes += facts.notes
+    if not any(row.matches for row in rows):
+        notes.append("no figure of the log agrees: is it a log of this model, with this --tp and these formats?")
     return {
         "log": {
             "engine": facts.engine,

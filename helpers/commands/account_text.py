@@ -48,13 +48,13 @@ def _compute_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _memory_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    conditions = result["conditions"]
+    conditions, size = result["conditions"], result["weight_bytes"]
     rank = "" if conditions["tp"] == 1 else f", one of {conditions['tp']} ranks"
     engine = "" if conditions["engine"] == "ideal" else f", as {conditions['engine']} holds it"
     rows = [
         ("", ""),
         ("memory account", f"weights {conditions['weights_dtype']}, KV {conditions['kv_dtype']}{rank}{engine}"),
-        ("  weights", format_bytes(result["weight_bytes"])),
+        ("  weights", "not known here, see the note" if size is None else format_bytes(size)),
     ]
     if result["weight_scale_bytes"]:
         rows.append(("    of which scales", format_bytes(result["weight_scale_bytes"])))

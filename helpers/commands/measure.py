@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import sys
+from pathlib import Path
 
 from helpers.errors import InputError
 from helpers.measure.arrivals import Arrivals, ClosedLoop, OpenLoop, read_trace
@@ -52,6 +53,8 @@ def run(args: argparse.Namespace) -> dict:
         if not getattr(args, option):
             raise InputError(f"--{option.replace('_', '-')} is missing")
     if args.log is not None:
+        if Path(args.log).exists():
+            raise InputError(f"--log {args.log} exists already, and a log is never overwritten")
         check_target(args.log)
     plan = plan_of(args)
     key_from(args.key_variable)

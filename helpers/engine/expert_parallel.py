@@ -116,6 +116,7 @@ def run_expert_parallel(ranks: int, timeout_s: float = 120, **options: object) -
     program's own sentence where it refuses (such as more ranks than cores without `emulate`), or after `timeout_s`.
     """
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    _at_least_two(ranks)
     check_ranks(ranks, "emulate" in options)
     launch = [sys.executable, "-m", "torch.distributed.run", *_PORT_FREE, "--nproc-per-node", str(ranks)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -140,17 +141,24 @@ def run_expert_parallel(ranks: int, timeout_s: float = 120, **options: object) -
     return json.loads(next(line for line in out.splitlines() if line.startswith("{")))
 
 
+def on_gpus(ranks: int) -> bool:
+    """Whether this machine has a GPU for each of its `ranks`; otherwise they run on its cores, with gloo."""
+    return torch.cuda.device_count() >= ranks
+
+
 def check_ranks(ranks: int, emulated: bool) -> None:
-    """Raises InputError for more ranks with real compute than this machine has cores (or GPUs, on a GPU machine)."""
-    if ranks < 2:
-        raise InputError(f"expert parallelism needs 2 ranks or more, not {ranks}")
+    """Raises InputError for more ranks of one machine with real compute than it has GPUs, or else cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    places = torch.cuda.device_count() or cores
-    if not emulated and ranks > places:
+    if not emulated and not on_gpus(ranks) and ranks > cores:
         raise InputError(
-            f"{ranks} ranks on {places} cores or GPUs would lend each other their core and hide the straggler: "
+            f"{ranks} ranks on {cores} cores would lend each other their core and hide the straggler: "
             "emulate the device time (--emulate)"
         )
+
+
+def _at_least_two(ranks: int) -> None:
+    if ranks < 2:
+        raise InputError(f"expert parallelism needs 2 ranks or more, not {ranks}")
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -170,7 +178,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> None:
     """Every skew under every placement: a step's wall time, and what each rank did in it."""
     args = _arguments(words)
-    on_gpu = torch.cuda.is_available()
+    on_gpu = on_gpus(int(os.environ["LOCAL_WORLD_SIZE"]))
     torch.set_num_threads(1)
     dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
@@ -185,7 +193,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _measure(args: argparse.Namespace, device: torch.device) -> dict:
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    check_ranks(ranks, args.emulate is not None)
+    _at_least_two(ranks)
+    check_ranks(int(os.environ["LOCAL_WORLD_SIZE"]), args.emulate is not None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     pause = None

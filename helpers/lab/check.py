@@ -119,17 +119,20 @@ def _judge(definition: Exercise, function: Callable) -> tuple[str, str]:
     if expected[first].error is not None:
         return NOT_YET, said + f"must raise {type(expected[first].error).__name__}; it returned a value."
     got, wanted = outcomes[first].value, expected[first].value
+    reason = _likely_mistake(definition, cases, outcomes)
+    ending = f": {reason}." if reason else "."
     if got is None:
-        return NOT_YET, said + "returned None: is the `return` missing?"
+        return NOT_YET, said + "returned None" + (ending if reason else ": is the `return` missing?")
     if _kind(got) != _kind(wanted):
-        return NOT_YET, said + f"returned {_kind(got)}; expected {definition.result or _kind(wanted)}."
+        return NOT_YET, said + f"returned {_kind(got)}; expected {definition.result or _kind(wanted)}" + ending
     if isinstance(wanted, list) and len(got) != len(wanted):
-        return NOT_YET, said + f"returned {len(got)} of them; expected {definition.result or f'{len(wanted)} values'}."
+        expected_count = definition.result or f"{len(wanted)} values"
+        return NOT_YET, said + f"returned {len(got)} of them; expected {expected_count}" + ending
     words = sorted({outcome.value for outcome in expected if isinstance(outcome.value, str)})
     if isinstance(wanted, str) and 1 < len(words) <= MAX_WORDS and got not in words:
         return NOT_YET, said + f"returned {_short(repr(got))}: answer exactly {' or '.join(map(repr, words))}."
     said += f"gave {format_value(got, definition.unit)}; expected {format_value(wanted, definition.unit)}"
-    reason = _likely_mistake(definition, cases, outcomes) or _constant_factor(outcomes, expected)
+    reason = reason or _constant_factor(outcomes, expected)
     return NOT_YET, said + (f": {reason}." if reason else ".")
 
 

@@ -44,17 +44,23 @@ def show_figure(fig: Figure, alt: str, summary: str = "") -> None:
     stored as text and compared by nbval; the picture itself is not (tests/notebooks/nbval-sanitize.txt), so in a figure
     of measured values write only what holds on every machine. The figure is closed.
     """
+    image = image_html(fig, alt)
     alt, summary = " ".join(alt.split()), " ".join((summary or alt).split())
+    if InteractiveShell.initialized():  # outside a notebook there is nothing to show it in, and the line must do
+        display({"text/html": image, "text/plain": f"[figure: {alt}]"}, raw=True)
+    print(f"Figure: {summary}")
+
+
+def image_html(fig: Figure, alt: str) -> str:
+    """`fig` as an HTML image with alt text; the figure is closed. InputError where the alt text is missing."""
+    alt = " ".join(alt.split())
     if len(alt) < 10:
         raise InputError(f"a figure needs alt text that says what it shows, not {alt!r}")
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png", dpi=100, bbox_inches="tight")
     plt.close(fig)
     picture = base64.b64encode(buffer.getvalue()).decode()
-    image = f'<img alt="{html.escape(alt, quote=True)}" src="data:image/png;base64,{picture}">'
-    if InteractiveShell.initialized():  # outside a notebook there is nothing to show it in, and the line must do
-        display({"text/html": image, "text/plain": f"[figure: {alt}]"}, raw=True)
-    print(f"Figure: {summary}")
+    return f'<img alt="{html.escape(alt, quote=True)}" src="data:image/png;base64,{picture}">'
 
 
 @dataclass(frozen=True)

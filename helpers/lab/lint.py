@@ -20,6 +20,8 @@ from helpers.lab import notebook_file
 CLOCK_TAG = "nbval-ignore-output"
 CLOCK_CALLS = {
     "time_call",
+    "time_wall_and_cpu",
+    "run_expert_parallel",
     "paired",
     "measure_ceilings",
     "perf_counter",

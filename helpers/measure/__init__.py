@@ -15,6 +15,7 @@ from helpers.measure.ceilings import (
 )
 from helpers.measure.client import exchange_once, measure_request
 from helpers.measure.clock import Paired, Timing, paired, says, time_call, timer_for
+from helpers.measure.cpu_time import WallAndCpu, doubts, time_wall_and_cpu
 from helpers.measure.exchange import Exchange, Read
 from helpers.measure.load import LoadRun, Plan, Sent, measure_load
 from helpers.measure.machine import Machine, machine
@@ -57,11 +58,13 @@ __all__ = [
     "Sweep",
     "Timing",
     "Trace",
+    "WallAndCpu",
     "as_device",
     "check_device",
     "check_target",
     "decode_sweep",
     "default_device",
+    "doubts",
     "exchange_once",
     "load_log",
     "load_record",
@@ -88,6 +91,7 @@ __all__ = [
     "summarize",
     "table",
     "time_call",
+    "time_wall_and_cpu",
     "timer_for",
     "verdict",
 ]

@@ -3,14 +3,12 @@
 A closed loop waits for a slow server and so hides its queue; an open loop does not.
 """
 
-import csv
-import json
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
+from helpers.accounts.trace import trace_rows
 from helpers.errors import InputError
 
 
@@ -68,92 +66,18 @@ class Trace:
 
 Arrivals = ClosedLoop | OpenLoop | Trace
 
-_COLUMNS = {
-    "at_s": ("at_s",),
-    "timestamp": ("timestamp", "TIMESTAMP"),
-    "prompt_tokens": ("prompt_tokens", "input_length", "ContextTokens"),
-    "output_tokens": ("output_tokens", "output_length", "GeneratedTokens"),
-}
-
 
 def read_trace(path: str | Path, limit: int | None = None) -> Trace:
-    """A trace file: CSV with a header, or JSON lines.
+    """The arrivals of a trace file, at most `limit`, as `helpers.accounts.trace_rows` reads it; lengths may be missing.
 
-    Columns ``at_s`` (seconds) or ``timestamp`` (milliseconds, or a date with time), ``prompt_tokens``,
-    ``output_tokens``; also the names of the Azure LLM inference traces and of Mooncake. Times are taken
-    from the first row on. Raises InputError that names the file and the line.
+    Times count from the first row. Raises InputError that names the file and the line.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"trace {path} cannot be read ({error})") from error
     arrivals: list[Arrival] = []
-    for number, row in _rows(text, path):
-        if limit is not None and len(arrivals) >= limit:
-            break
-        try:
-            arrivals.append(_arrival(row))
-        except (InputError, ValueError, TypeError) as error:
-            raise InputError(f"trace {path}, line {number}: {error}") from error
-        if len(arrivals) > 1 and arrivals[-1].at_s < arrivals[-2].at_s:
-            raise InputError(f"trace {path}, line {number}: its time lies before that of the line above")
-    if not arrivals:
-        raise InputError(f"trace {path} holds no arrivals")
-    first_s = arrivals[0].at_s
-    return Trace(tuple(Arrival(a.at_s - first_s, a.prompt_tokens, a.output_tokens) for a in arrivals), path.name)
-
-
-def _rows(text: str, path: Path) -> Iterator[tuple[int, dict]]:
-    """Line number and fields of each row, as far as they are asked for."""
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines or not lines[0][1].lstrip().startswith("{"):
-        rows = csv.DictReader(line for _, line in lines)
-        try:
-            # Not strict: a quoted field may hold a line break, and then there are fewer rows than lines.
-            yield from zip((number for number, _ in lines[1:]), rows, strict=False)
-        except csv.Error as error:
-            raise InputError(f"trace {path} is no CSV ({error})") from error
-        return
-    for number, line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"trace {path}, line {number}: no JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise InputError(f"trace {path}, line {number}: no JSON object")
-        yield number, row
-
-
-def _arrival(row: dict) -> Arrival:
-    def first(kind: str) -> object:
-        return next((row[name] for name in _COLUMNS[kind] if row.get(name) not in (None, "")), None)
-
-    seconds, stamp = first("at_s"), first("timestamp")
-    if seconds is not None:
-        at_s = float(seconds)
-    elif stamp is None:
-        raise InputError("no column at_s or timestamp")
-    else:
-        at_s = _seconds(stamp)
-    if not -1e12 < at_s < 1e12:
-        raise InputError(f"{at_s} is no time")
-    return Arrival(at_s, _length(first("prompt_tokens")), _length(first("output_tokens")))
-
-
-def _seconds(stamp: object) -> float:
-    try:
-        return float(stamp) / 1e3
-    except ValueError:
-        # Azure writes seven digits of a second, one more than Python reads.
-        day, _, fraction = str(stamp).partition(".")
-        return datetime.fromisoformat(f"{day}+00:00").timestamp() + float(f"0.{fraction or 0}")
-
-
-def _length(value: object) -> int | None:
-    if value is None:
-        return None
-    tokens = int(value)
-    if tokens < 1:
-        raise InputError(f"a length must be at least 1 token, not {tokens}")
-    return tokens
+    for row in islice(trace_rows(path, lengths_required=False), limit):
+        if not arrivals:
+            first_s = row.arrival_s
+        at_s = row.arrival_s - first_s
+        if arrivals and at_s < arrivals[-1].at_s:
+            raise InputError(f"{path}, line {row.line}: its time lies before that of the row above")
+        arrivals.append(Arrival(at_s, row.prompt_tokens, row.output_tokens))
+    return Trace(tuple(arrivals), Path(path).name)

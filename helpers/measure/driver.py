@@ -17,6 +17,9 @@ from helpers.measure.http import Connection, Pending, keep_stamping, post_bytes
 GRACE_AFTER_DONE_S = 0.1
 """How long the end of the body is waited for after ``[DONE]``, so that the connection can be used again."""
 
+MOST_TIMEOUT_S = 86_400
+"""Seconds of the longest time limit: a day."""
+
 _CONNECT_TIMEOUT_NS = 10_000_000_000
 
 _NEVER = 2**63
@@ -47,8 +50,8 @@ class Driver:
     def __init__(
         self, endpoint: Endpoint, *, key: str | None = None, ca_file: str | None = None, timeout_s: float = 600.0
     ) -> None:
-        if not timeout_s > 0:
-            raise InputError(f"timeout_s must be above 0, not {timeout_s}")
+        if not 0 < timeout_s <= MOST_TIMEOUT_S:
+            raise InputError(f"timeout_s must lie above 0 and at most at {MOST_TIMEOUT_S}, not {timeout_s}")
         self._endpoint, self._key, self._timeout_ns = endpoint, key, round(timeout_s * 1e9)
         self._tls = tls_context(ca_file) if endpoint.scheme == "https" else None
         self._addresses = endpoint.addresses()

@@ -52,6 +52,8 @@ class Plan:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise InputError(f"{name} must be a whole number of at least {least}, not {value}")
+        if not isinstance(self.temperature, int | float) or not 0 <= self.temperature < math.inf:
+            raise InputError(f"temperature must be a number of at least 0, not {self.temperature}")
         if self.path not in (CHAT, COMPLETIONS):
             raise InputError(f"path must be {CHAT} or {COMPLETIONS}, not {self.path}")
         if isinstance(self.arrivals, Trace) and self.requests > len(self.arrivals.arrivals):
@@ -296,8 +298,12 @@ def _negotiate(driver: Driver, endpoint: Endpoint, plan: Plan) -> tuple[Dialect,
             notes.append("the server does not take stream_options: it may tell no token counts")
         else:
             break
-    if result.error is not None and result.error not in ("no_output",):
-        raise InputError(f"{plan.base_url} does not answer a request for one token: {result.error} {result.detail}")
+    if result.error not in (None, "no_output"):
+        hint = ""
+        if result.error == "http_404" and not endpoint.path:
+            hint = "; base URLs mostly end in /v1"
+        said = result.detail and f" ({result.detail})"
+        raise InputError(f"{plan.base_url} does not answer a request for one token: {result.error}{said}{hint}")
     return dialect, notes
 
 

@@ -6,9 +6,11 @@ runs. How many tokens the chat template adds is asked of the server: by ``/token
 (vLLM), else by the `usage` of two requests with one output token each.
 """
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from string import ascii_lowercase
 
 from helpers.errors import InputError
 
@@ -28,7 +30,7 @@ news test movie north love support technology
 WORDS = tuple(_WORDS.split())
 
 CALIBRATION_WORDS = (32, 96)
-MOST_CORRECTIONS = 8
+MOST_CORRECTIONS = 32
 
 
 @dataclass(frozen=True)
@@ -87,25 +89,26 @@ def make_prompts(
 def _corrected(
     text: str, target: int, per_word: float, count: Callable[[str], int | None], rng: random.Random
 ) -> tuple[str, bool]:
-    """The text made longer or shorter word by word until the server counts `target`; False where it never does."""
-    words = text.split(" ")
-    best = (abs(target) + 1, text)
+    """The text made longer or shorter until the server counts `target`; False where it never does.
+
+    By whole words, and by letters where less than half a word is missing (a word may be several tokens). At the end,
+    because the start is what makes the prompt unlike any other. Raises InputError where a single word is too long.
+    """
+    letters_per_token = len(text) / len(text.split()) / per_word
+    best = (math.inf, text)
     for _ in range(MOST_CORRECTIONS):
-        tokens = count(" ".join(words))
+        tokens = count(text)
         if tokens is None:
             break
         missing = target - tokens
-        best = min(best, (abs(missing), " ".join(words)))
+        best = min(best, (abs(missing), text))
         if missing == 0:
-            return " ".join(words), True
-        step = max(1, round(abs(missing) / per_word))
+            return text, True
+        words, letters = round(abs(missing) / per_word), max(1, round(abs(missing) * letters_per_token))
         if missing > 0:
-            words += rng.choices(WORDS, k=step)
-        elif len(words) > step:
-            # From the end: the start is what makes the prompt unlike any other.
-            words = words[:-step]
+            text += " " + words_prompt(rng, words) if words else "".join(rng.choices(ascii_lowercase, k=letters))
         else:
-            break
-        if abs(missing) < per_word:
-            words[-1] = rng.choice(WORDS)
+            text = " ".join(text.split(" ")[:-words]) if words else text[:-letters]
+        if not text:
+            raise InputError(f"a prompt of {target} tokens is too short: with one word it has {tokens}")
     return best[1], False

@@ -225,3 +225,11 @@ def test_what_an_engines_rule_does_not_cover_is_refused():
         max_concurrency(model, 100, H100, activation_bytes=-1)
     with pytest.raises(InputError, match="full and plain latent"):
         max_concurrency(read_config("gemma-3-27b"), 100, H100, engine="sglang", utilisation=0.9)
+
+
+def test_windows_are_counted_with_the_batched_tokens_of_the_card():
+    model, context = read_config("gemma-3-27b"), 32_768
+    for card, tokens in (("A100-80 SXM", 2048), ("H100 SXM", 8192)):
+        layout = vllm_layout(model, settings=VllmSettings(max_batched_tokens=tokens))
+        capacity = max_concurrency(model, context, device(card), engine="vllm")
+        assert capacity.units_per_request == layout.request_blocks(context)

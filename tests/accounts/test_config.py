@@ -336,15 +336,6 @@ def test_what_a_type_cannot_mean_is_refused_by_its_key(model_type, change, named
         parse_config({**fixed_configs[model_type], **change}, "changed")
 
 
-def test_experts_in_a_format_of_their_own_are_weighed_only_as_asked(fixed_configs):
-    fp8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
-    config = {**fixed_configs["deepseek_v4"], "expert_dtype": "fp4", "quantization_config": fp8}
-    model = parse_config(config, "V4")
-    with pytest.raises(InputError, match=r"expert_dtype.*--weights-dtype"):
-        weight_bytes(model)
-    assert weight_bytes(model, "fp8").total == count_parameters(model).total
-
-
 def test_a_multimodal_config_gives_its_language_model_alone_and_says_so():
     # text_config of google/gemma-3-4b-it as published: most keys left to the class defaults.
     config = {

@@ -124,7 +124,8 @@ def test_the_profiling_line_of_early_vllm_is_read():
     # vLLM 0.6, Llama-3.1-8B on an RTX 3090: github.com/vllm-project/vllm/issues/10517
     facts = read_log(
         "Memory profiling results: total_gpu_memory=23.58GiB initial_memory_usage=15.34GiB peak_torch_memory=17.06GiB "
-        "memory_usage_post_profile=15.35GiB non_torch_memory=0.35GiB kv_cache_size=3.81GiB gpu_memory_utilization=0.90\n"
+        "memory_usage_post_profile=15.35GiB non_torch_memory=0.35GiB kv_cache_size=3.81GiB "
+        "gpu_memory_utilization=0.90\n"
         "# GPU blocks: 1952, # CPU blocks: 2048\n"
     )
     read = [facts.get(name) for name in ("total_bytes", "non_torch_bytes", "kv_bytes", "utilisation", "blocks")]
@@ -413,3 +414,27 @@ def test_pools_of_windowed_layers_that_are_not_known_are_said_to_be_so():
     row = _by_quantity(compare_log(read_log(SGLANG), read_config("gemma-3-27b")))["KV pool"]
     assert (row.predicted, row.ratio, row.matches) == (None, None, False)
     assert "windowed layers" in row.reason
+
+
+def test_the_first_tensorrt_llm_wording_agrees_with_llama_2():
+    # NVIDIA/TensorRT-LLM issue 1400: Llama-2-7B in fp16 on an A100.
+    log = """[TensorRT-LLM][INFO] Allocate 69524783104 bytes for k/v cache.
+[TensorRT-LLM][INFO] Using 132608 tokens in paged KV cache."""
+    (row,) = compare_log(read_log(log), read_config("llama-2-7b"))
+    assert row.logged == row.predicted == 69_524_783_104
+
+
+@pytest.mark.parametrize("words", ["with config: tensor_parallel_size=1, pipeline_parallel_size=2,", ""])
+def test_the_log_of_a_pipeline_is_refused(words):
+    facts = read_log(f"{words}\nModel loading took 7.4951 GiB\nGPU KV cache size: 442,768 tokens")
+    if words:
+        with pytest.raises(InputError, match="pipeline of 2"):
+            compare_log(facts, read_config("llama-3.1-8b"))
+    else:
+        assert compare_log(facts, read_config("llama-3.1-8b"))
+
+
+def test_a_terminal_s_colours_line_ends_and_prefixes_change_nothing():
+    plain = read_log(V1)
+    dressed = "\r\n".join(f"\x1b[1;36mvllm-1  | {line}\x1b[0;0m" for line in V1.splitlines())
+    assert read_log(dressed) == plain

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.accounts import InputError, contiguous, expert_seconds, rank_seconds
+from helpers.accounts import (
+    InputError,
+    contiguous,
+    device,
+    expert_floor_seconds,
+    expert_seconds,
+    rank_seconds,
+    ridge_point,
+)
 
 
 def test_lines_between_the_points_and_beyond_the_last():
@@ -30,3 +38,14 @@ def test_published_points_predict_published_layer_times():
     assert sum(rank_seconds(collapsed, contiguous(64, 1), t)) == pytest.approx(10.6, abs=0.1)
     spread = [2] * 64
     assert sum(rank_seconds(spread, contiguous(64, 1), t)) > 3 * sum(rank_seconds(collapsed, contiguous(64, 1), t))
+
+
+def test_the_floor_of_an_expert_is_reading_up_to_the_ridge_point_and_compute_beyond():
+    gpu = device("H100 SXM")
+    at = expert_floor_seconds(1024, 512, gpu)
+    params = 3 * 1024 * 512
+    ridge_tokens = ridge_point(gpu, "bf16")  # 2 FLOPs and 2 bytes a parameter
+    assert at(1) == at(0.9 * ridge_tokens) == params * 2 / gpu.bandwidth_bytes_per_s
+    assert at(2 * ridge_tokens) == pytest.approx(2 * at(1))
+    with pytest.raises(InputError):
+        expert_floor_seconds(0, 512, gpu)

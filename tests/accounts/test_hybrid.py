@@ -165,7 +165,6 @@ def test_a_contradiction_is_refused_by_its_key(change, key):
         {"hybrid_override_pattern": "M", "n_groups": 3},
         {"hybrid_override_pattern": "E", "n_shared_experts": 2},
         {"hybrid_override_pattern": "-", "tie_word_embeddings": True},
-        {"hybrid_override_pattern": "-", "quantization_config": {"quant_method": "fp8"}},
     ],
 )
 def test_a_nemotron_whose_layers_are_not_understood_is_refused(change, shared):

@@ -95,6 +95,27 @@ def test_windows_that_llama_cpp_ignores_are_kept_whole_and_unknown_ones_refused(
         kv_bytes(replace(mistral, model_type="new"), 100, engine="llamacpp")
 
 
+@pytest.mark.parametrize("model_type", ["starcoder2", "smollm3", "ministral3", "mistral3"])
+def test_loaders_that_read_no_window_keep_every_token(model_type):
+    mistral = read_config("mistral-7b-v0.1")
+    assert kv_bytes(replace(mistral, model_type=model_type), 32_768, "fp16", engine="llamacpp") == 32_768 * 131_072
+
+
+@pytest.mark.parametrize("model_type", ["olmo3", "exaone_moe", "cohere2"])
+def test_loaders_that_read_a_window_hold_it_and_a_ubatch(model_type):
+    mistral = read_config("mistral-7b-v0.1")
+    cache = llamacpp_cache(replace(mistral, model_type=model_type), 32_768)
+    assert (cache.full.layers, cache.windowed.layers, cache.windowed.cells) == (0, 32, 4096 + 512)
+
+
+def test_exaone_4_has_a_window_at_the_depth_of_its_32b_model_alone():
+    mistral = replace(read_config("mistral-7b-v0.1"), model_type="exaone4")
+    deep = replace(mistral, layers=mistral.layers * 2)
+    assert llamacpp_cache(deep, 32_768).windowed.cells == 4096 + 512
+    with pytest.raises(InputError, match="'exaone4'"):
+        llamacpp_cache(mistral, 32_768)
+
+
 def test_cells_are_padded_to_256():
     model = read_config("llama-3.1-8b")
     assert kv_bytes(model, 1, engine="llamacpp") == kv_bytes(model, 256, engine="llamacpp") == 256 * 131_072

@@ -1,5 +1,7 @@
 """Bytes of the weights: plain formats, and what quantised checkpoints really weigh."""
 
+import json
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from helpers.accounts import (
     bytes_of,
     count_parameters,
     inventory,
+    kv_bytes,
     model_names,
     model_registry,
     parse_config,
@@ -51,6 +54,118 @@ def test_claim_c9_deepseek_v3_in_fp8_with_scales_is_673_gb():
 def test_gpt_oss_20b_weighs_to_the_byte_what_its_checkpoint_states():
     # metadata.total_size of model.safetensors.index.json of openai/gpt-oss-20b on Hugging Face
     assert weight_bytes(read_config("gpt-oss-20b")).total == 13_761_264_768
+
+
+# config.json of deepseek-ai/DeepSeek-V4-Flash on Hugging Face, the keys that make sizes.
+V4_FP8 = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "scale_fmt": "ue8m0",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
+V4_FLASH = {
+    "model_type": "deepseek_v4",
+    "hidden_size": 4096,
+    "num_hidden_layers": 43,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 1,
+    "head_dim": 512,
+    "q_lora_rank": 1024,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "hc_mult": 4,
+    "sliding_window": 128,
+    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 2048,
+    "vocab_size": 129_280,
+    "max_position_embeddings": 1_048_576,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "expert_dtype": "fp4",
+    "quantization_config": V4_FP8,
+}
+
+
+def test_deepseek_v4_flash_weighs_to_the_byte_what_its_checkpoint_states():
+    # metadata.total_size of model.safetensors.index.json of deepseek-ai/DeepSeek-V4-Flash on Hugging Face. It counts
+    # buffers and the layer for multi-token prediction, which the account leaves out; that one is added up here.
+    buffers = 40 * 256 * 4 + 3 * 129_280 * 6 * 8  # routing bias (fp32) and the first layers' table of experts (int64)
+
+    def fp8(rows, columns):
+        return rows * columns + -(-rows // 128) * -(-columns // 128)
+
+    def fp4(rows, columns):
+        return rows * columns // 2 + rows * columns // 32
+
+    attention = fp8(1024, 4096) + fp8(32_768, 1024) + fp8(512, 4096) + fp8(8192, 4096) + fp8(4096, 8192) + 64 * 4
+    experts = 256 * 3 * fp4(2048, 4096) + 3 * fp8(2048, 4096) + 256 * 4096 * 2 + 256 * 4
+    streams = 2 * (24 * 16_384 + 27) * 4 + (4 * 16_384 + 5) * 4
+    norms = (1024 + 512 + 2 * 4096 + 3 * 4096) * 2
+    prediction = attention + experts + streams + norms + 2 * fp8(4096, 4096)
+    weights = weight_bytes(parse_config(V4_FLASH, "V4-Flash"))
+    assert weights.total + buffers + prediction == 159_609_485_896
+    assert weights.routed_experts == 43 * 256 * 3 * fp4(2048, 4096)
+
+
+def test_fp8_experts_of_deepseek_v4_have_fp32_scales():
+    # Tensor shapes of DeepSeek-V4-Flash-Base: github.com/NVIDIA-NeMo/Automodel issue 2034.
+    weights = weight_bytes(parse_config({**V4_FLASH, "expert_dtype": "fp8"}, "V4-Flash-Base"))
+    assert weights.routed_experts == 43 * 256 * 3 * (2048 * 4096 + 16 * 32 * 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"expert_dtype": "fp6"}, "expert_dtype"),
+        ({"expert_dtype": None}, "expert_dtype"),
+        ({"quantization_config": {**V4_FP8, "scale_fmt": None}}, "scale_fmt"),
+        ({"quantization_config": {**V4_FP8, "weight_block_size": [32, 32]}}, "weight_block_size"),
+        ({"quantization_config": AWQ}, "quant_method"),
+    ],
+)
+def test_another_quantised_deepseek_v4_is_refused_but_weighed_as_asked(change, named):
+    model = parse_config({**V4_FLASH, **change}, "V4")
+    with pytest.raises(InputError, match=rf"{named}.*"):
+        weight_bytes(model)
+    assert weight_bytes(model, "fp8").total == count_parameters(model).total
+
+
+def test_a_modelopt_file_beside_the_config_is_read_and_never_overrides_it(tmp_path):
+    plain = model_registry()["llama-3.1-70b"]["config"]
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    assert weight_bytes(read_config(tmp_path)).total == 2 * 70_553_706_496
+    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    weights = weight_bytes(read_config(tmp_path))
+    matrices = 80 * 7
+    assert weights.scales == matrices * 8
+    assert weights.attention + weights.dense_ffn - weights.scales == 70_553_706_496 - 2 * 128_256 * 8192 - 161 * 8192
+    fp8 = {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}
+    (tmp_path / "config.json").write_text(json.dumps({**plain, "quantization_config": fp8}))
+    assert weight_bytes(read_config(tmp_path)).scales > matrices * 8
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    (tmp_path / "hf_quant_config.json").write_text("[]")
+    with pytest.raises(InputError, match=r"hf_quant_config.json.*'quantization'"):
+        read_config(tmp_path)
+
+
+def test_a_quantised_hybrid_has_parameters_and_cache_and_its_weights_are_refused_by_name():
+    config = {**model_registry()["qwen3-8b"]["config"], "model_type": "lfm2", "layer_types": ["full_attention"] * 36}
+    for key in ("use_sliding_window", "sliding_window", "max_window_layers"):
+        config.pop(key, None)
+    plain, model = parse_config(config, "mine"), parse_config({**config, "quantization_config": AWQ}, "mine")
+    assert kv_bytes(model, 100) == kv_bytes(plain, 100) > 0
+    assert count_parameters(model) == count_parameters(plain)
+    with pytest.raises(InputError, match=r"mine.*'lfm2'.*--weights-dtype"):
+        weight_bytes(model)
+    assert weight_bytes(model, "int8").total == count_parameters(model).total
 
 
 def test_llama_70b_in_awq_4_bit_groups_of_128_is_37_gib(facts):

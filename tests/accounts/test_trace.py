@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.accounts import InputError
-from helpers.accounts.trace import TraceRequest, read_trace
+from helpers.accounts.trace import TraceRequest, read_trace, trace_rows
 
 CSV = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9305900,396,109"
 JSONL = (
@@ -41,6 +41,28 @@ def test_mooncakes_jsonl_is_read_with_times_in_seconds(written):
 def test_columns_may_stand_in_another_order_and_times_may_be_seconds(written):
     text = "GeneratedTokens,Model,ContextTokens,TIMESTAMP\n5,a,7,12.5\n6,b,8,10\n"
     assert read_trace(written(text)) == (TraceRequest(7, 5, 2.5), TraceRequest(8, 6, 0.0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prompt_tokens,at_s,output_tokens\n7,12.5,5\n8,10,6\n",
+        '{"at_s": 12.5, "prompt_tokens": 7, "output_tokens": 5}\n{"at_s": 10, "input_length": 8, "output_tokens": 6}',
+    ],
+)
+def test_a_trace_of_ones_own_has_seconds(written, text):
+    assert read_trace(written(text)) == (TraceRequest(7, 5, 2.5), TraceRequest(8, 6, 0.0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["at_s,prompt_tokens\n3,7\n4,\n", '{"at_s": 3, "prompt_tokens": 7, "output_tokens": null}\n{"at_s": 4}\n'],
+)
+def test_lengths_may_be_missing_only_where_they_are_not_asked_for(written, text):
+    rows = trace_rows(written(text), lengths_required=False)
+    assert [(row.arrival_s, row.prompt_tokens, row.output_tokens) for row in rows] == [(3, 7, None), (4, None, None)]
+    with pytest.raises(InputError, match=r"line [12]: .*(output_tokens|output_length|GeneratedTokens)"):
+        read_trace(written(text))
 
 
 @pytest.mark.parametrize(

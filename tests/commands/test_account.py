@@ -317,3 +317,66 @@ def test_a_log_that_is_none_is_one_line_and_exit_code_2(command, stdin):
     code, out, err = command("llama-3.1-8b", "--log", "-", "--json")
     assert (code, out) == (2, "")
     assert "no size of a start-up log" in err and err.count("\n") == 1
+
+
+QUANTISED_HYBRID = {
+    "model_type": "lfm2",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+    "layer_types": ["conv", "full_attention"],
+    "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
+}
+
+
+def test_weights_that_are_not_understood_are_left_out_and_said_so_and_nothing_rests_on_them(command, tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(QUANTISED_HYBRID))
+    code, out, _ = command(str(path), "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert result["weight_bytes"] is result["weight_bytes_by_component"] is result["weight_scale_bytes"] is None
+    assert result["kv_bytes_per_request"] == 4096 * 2 * 2 * 16 * 2
+    assert any("weights is not given" in note and "quantization_config" in note for note in result["notes"])
+    _, text, _ = command(str(path))
+    assert "not known here" in text
+    for more in (["--gpu", "H100 SXM"], ["--log", str(path)]):
+        code, out, err = command(str(path), *more)
+        assert (code, out) == (2, "") and "quantization_config" in err
+    code, out, _ = command(str(path), "--weights-dtype", "fp8", "--gpu", "H100 SXM", "--json")
+    assert code == 0 and json.loads(out)["weight_bytes"] == json.loads(out)["total_params"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])
+def test_an_engine_whose_pools_are_not_known_for_a_model_sizes_nothing_with_or_without_a_gpu(command, engine):
+    code, out, err = command("gemma-3-27b", "--engine", engine)
+    assert (code, out) == (2, "") and engine in err
+    assert command("llama-3.1-8b", "--engine", engine)[0] == 0
+
+
+def test_the_packed_latent_asks_for_its_engine(command):
+    code, _, err = command("deepseek-v3", "--kv-dtype", "fp8_ds_mla")
+    assert code == 2 and "--engine vllm" in err
+    code, out, _ = command("deepseek-v3", "--kv-dtype", "fp8_ds_mla", "--engine", "vllm", "--json")
+    assert code == 0 and json.loads(out)["kv_bytes_per_token"] == 656 * 61
+
+
+def test_the_card_sets_the_batched_tokens_unless_they_are_given(command):
+    def blocks(*more):
+        _, out, _ = command("gemma-3-27b", "--engine", "vllm", "--context", "32768", "--json", *more)
+        return json.loads(out)["kv_bytes_per_request"]
+
+    assert blocks("--gpu", "A100-80 SXM") == blocks("--batched-tokens", "2048") < blocks()
+    assert blocks("--gpu", "A100-80 SXM", "--batched-tokens", "8192") == blocks("--gpu", "H100 SXM") == blocks()
+
+
+def test_a_log_of_another_model_is_suspected(command, tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text("Available KV cache memory: 54.05 GiB\nGPU KV cache size: 442,768 tokens\n")
+    _, out, _ = command("llama-3.1-8b", "--log", str(path))
+    assert "no figure of the log agrees" not in out
+    _, out, _ = command("qwen3-8b", "--log", str(path))
+    assert "no figure of the log agrees" in out

@@ -127,6 +127,8 @@ def test_a_key_that_the_server_repeats_is_not_repeated(capsys, monkeypatch):
         (["--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--rate", "1", "--concurrency", "1"], "--concurrency"),
         (["--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--requests", "0"], "requests"),
         (["--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--timeout", "0"], "timeout"),
+        (["--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--timeout", "inf"], "timeout"),
+        (["--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--temperature", "nan"], "temperature"),
         (["--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--key-variable", "NO_SUCH_KEY"], "NO_SUCH_KEY"),
         (["--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--trace", "nowhere.csv"], "nowhere.csv"),
         (["--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--log", "/no/such/folder/x"], "/no/such/folder"),

@@ -64,16 +64,18 @@ def test_a_trace_of_ones_own_needs_times_only(tmp_path):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("", "no arrivals"),
+        ("", "is empty"),
         ("at_s\n", "no arrivals"),
         ('{"x": 1}\n', "line 1"),
         ('{"at_s": 1}\n{"at_s": 0}\n', "line 2"),
         ('{"at_s": 1}\n{broken\n', "line 2"),
         ("at_s,prompt_tokens\n0,5\n\n1,0\n", "line 4"),
         ("at_s\nnever\n", "line 2"),
-        ("at_s\nnan\n", "line 2"),
-        ("timestamp\n2023-99-99 00:00:00\n", "line 2"),
-        ("at_s,note\n0," + "x" * 200_000 + "\n", "no CSV"),
+        ("at_s\nnan\n", "line 2: at_s"),
+        ("TIMESTAMP\n2023-99-99 00:00:00\n", "line 2: TIMESTAMP"),
+        # Milliseconds in one family of files and seconds in the other: not guessed.
+        ("timestamp\n5\n", "line 1: column 'TIMESTAMP'"),
+        ("at_s,note\n0," + "x" * 200_000 + "\n", "line 2"),
     ],
 )
 def test_a_broken_trace_is_refused_by_file_and_line(tmp_path, text, named):

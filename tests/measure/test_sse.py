@@ -14,12 +14,14 @@ STREAM = (
     b"event: token\rid: 7\rretry: 10\rdata:no space\rdata:  two spaces\r\r"
     b"data\n\n"
     b"event: lost\n\n"
+    b"data: one\r\ndata: event\r\n\r\n"
     b": comment\nunknown: field\ndata: a\n\n"
     b"data: [DONE]\n\n"
 )
 EVENTS = [
     ("message", '{"a": "猫😺 \u2028 x"}'),
     ("token", "no space\n two spaces"),
+    ("message", "one\nevent"),
     ("message", "a"),
     ("message", "[DONE]"),
 ]
@@ -76,8 +78,8 @@ def test_no_bytes_at_all_raise(reads):
 
 
 def test_a_carriage_return_ends_its_line_at_once_and_the_line_feed_of_a_cut_pair_ends_nothing():
-    events = events_of([b"data: a\r\n\r", b"\n", b"data: b\r", b"\n\r\n"])
-    assert [(e.data, e.read) for e in events] == [("a", 0), ("b", 3)]
+    events = events_of([b"data: a\r\n\r", b"\n", b"data: b\r", b"\ndata: c\r", b"\n", b"\r\n"])
+    assert [(e.data, e.read) for e in events] == [("a", 0), ("b\nc", 5)]
 
 
 def test_an_event_left_open_is_handed_out_only_at_a_clean_end():

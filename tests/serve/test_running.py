@@ -1,8 +1,10 @@
 """Starting, stopping and killing the server; in a thread, and as the process that ``python -m helpers serve`` is."""
 
+import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -38,6 +40,26 @@ def test_it_starts_again_on_its_port_and_leaves_no_thread(tiny, bytes_tokenizer,
     with running(tiny, bytes_tokenizer, port=port) as again:
         assert again == url
         assert plain(url).ask("GET", "/v1/models")[0] == 200
+
+
+def test_its_connections_do_not_wait_for_acknowledgements_between_writes():
+    no_delay = []
+
+    async def serve_one():
+        done = asyncio.Event()
+
+        async def answer(_, writer):
+            no_delay.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+            done.set()
+
+        async with await asyncio.start_server(answer, sock=bound("127.0.0.1", 0)) as server:
+            host, port = server.sockets[0].getsockname()
+            with socket.create_connection((host, port)):
+                await done.wait()
+
+    asyncio.run(serve_one())
+    assert no_delay and no_delay[0] != 0
 
 
 def test_an_exception_in_the_block_stops_the_server(tiny, bytes_tokenizer):

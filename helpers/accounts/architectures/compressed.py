@@ -120,5 +120,6 @@ ENTRIES: Mapping[str, Architecture] = {
         },
         notes=multi_token_prediction,
         extras=_streams,
+        quantization_keys=frozenset({"expert_dtype"}),
     ),
 }

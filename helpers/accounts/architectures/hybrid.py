@@ -49,17 +49,7 @@ def _state_dtype(keys: Keys, key: str) -> str | None:
     return _DTYPES[value]
 
 
-def _not_quantised(keys: Keys) -> None:
-    """The checkpoint's module names, which an ignore list uses, are not those of the inventory in these models."""
-    keys.one_of(
-        "quantization_config",
-        [None],
-        "which is not understood for this model_type (name it to --ignore-key and give --weights-dtype instead)",
-    )
-
-
 def _jamba(keys: Keys) -> tuple[Layer, ...]:
-    _not_quantised(keys)
     hidden, depth = keys.size("hidden_size"), depth_of(keys)
     heads, kv_heads = grouped_heads(keys)
     attention = FullAttention(heads, kv_heads, head_dim_of(keys, heads))
@@ -99,7 +89,6 @@ _NEMOTRON_PATTERN = {"M": _STATE, "*": _FULL, "-": "mlp", "E": "moe"}
 
 
 def _nemotron_h(keys: Keys) -> tuple[Layer, ...]:
-    _not_quantised(keys)
     kinds = _nemotron_kinds(keys)
     keys.one_of("sliding_window", [None], "but nemotron_h has no sliding window")
     keys.one_of("mamba_proj_bias", [False], "which transformers does not read (use_bias is)")
@@ -211,7 +200,6 @@ def _biased_attention(keys: Keys) -> FullAttention:
 
 
 def _bamba(keys: Keys) -> tuple[Layer, ...]:
-    _not_quantised(keys)
     depth, full = depth_of(keys), layer_numbers(keys, "attn_layer_indices", depth_of(keys))
     mamba = _mamba2(keys, keys.size("mamba_expand") * keys.size("hidden_size"), "mamba_proj_bias")
     attention = _biased_attention(keys)
@@ -220,7 +208,6 @@ def _bamba(keys: Keys) -> tuple[Layer, ...]:
 
 
 def _granitemoehybrid(keys: Keys) -> tuple[Layer, ...]:
-    _not_quantised(keys)
     depth, listed_key = depth_of(keys), keys.alias("layer_types", "layers_block_type")
     kinds = _kinds(keys, listed_key, keys.raw(listed_key), depth)
     mamba = _mamba2(keys, keys.size("mamba_expand") * keys.size("hidden_size"), "mamba_proj_bias")
@@ -237,7 +224,6 @@ def _granitemoehybrid(keys: Keys) -> tuple[Layer, ...]:
 
 
 def _falcon_h1(keys: Keys) -> tuple[Layer, ...]:
-    _not_quantised(keys)
     keys.one_of("attn_layer_indices", [None], "but every layer of falcon_h1 has attention")
     keys.one_of("mamba_use_mlp", [True], "but every layer of falcon_h1 has a feed-forward block")
     expand, ssm_width = keys.size("mamba_expand"), keys.size_or_none("mamba_d_ssm")
@@ -358,7 +344,6 @@ def _lfm2_moe(keys: Keys) -> tuple[Layer, ...]:
 
 
 def _lfm2_layers(keys: Keys, ffns: Sequence[DenseFFN | MoEFFN]) -> tuple[Layer, ...]:
-    _not_quantised(keys)
     hidden, names = keys.size("hidden_size"), {"conv": "conv", _FULL: _FULL}
     listed = keys.values.get("layer_types")
     keys.ignore(["layer_types"])
@@ -390,7 +375,6 @@ def _lfm2_layers(keys: Keys, ffns: Sequence[DenseFFN | MoEFFN]) -> tuple[Layer, 
 
 
 def _minimax(keys: Keys) -> tuple[Layer, ...]:
-    _not_quantised(keys)
     depth = depth_of(keys)
     kinds = _kinds(keys, "layer_types", keys.raw("layer_types"), depth)
     heads, kv_heads = grouped_heads(keys)
@@ -403,7 +387,6 @@ def _minimax(keys: Keys) -> tuple[Layer, ...]:
 
 
 def _kimi_linear(keys: Keys) -> tuple[Layer, ...]:
-    _not_quantised(keys)
     depth, linear = depth_of(keys), Keys(keys.object("linear_attn_config"), f"{keys.where}: linear_attn_config")
     keys.one_of("layer_types", [None], "but this model_type is read from linear_attn_config")
     keys.one_of("mlp_layer_types", [None], "but this model_type is read from first_k_dense_replace")

@@ -38,6 +38,7 @@ class Architecture:
     file may leave out; `harmless` are further keys, known to change neither parameters, cache nor FLOPs;
     `activation_key` and `norm_key` name the activation and the epsilon of the norms; `notes` reads what is left out
     of the accounts and says so; `extras` reads what a `Model` has beside its layers, by field name.
+    `quantization_keys` stand beside the quantization_config and belong to it.
     """
 
     layers: Callable[[Keys], tuple[Layer, ...]]
@@ -47,6 +48,7 @@ class Architecture:
     norm_key: str = "rms_norm_eps"
     notes: Callable[[Keys], tuple[str, ...]] = field(default=lambda keys: ())
     extras: Callable[[Keys], Mapping[str, Any]] = field(default=lambda keys: {})
+    quantization_keys: frozenset[str] = frozenset()
 
 
 def grouped_heads(keys: Keys, *, null_means_heads: bool = True) -> tuple[int, int]:
