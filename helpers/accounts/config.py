@@ -192,7 +192,7 @@ def _parse_json(text: str | bytes, where: str) -> Any:
     if len(text) > _LARGEST_FILE_BYTES:
         raise InputError(f"{where}: is larger than {_LARGEST_FILE_BYTES:,} bytes, which no config.json is")
     try:
-        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text.removeprefix("\ufeff")
     except UnicodeDecodeError:
         raise InputError(f"{where}: is not a text file in UTF-8") from None
     try:
@@ -250,14 +250,16 @@ def _parse(config: Mapping[str, Any], name: str, ignore: Collection[str]) -> Mod
         keys = Keys(config, name)
         if "text_config" in config:
             raise InputError(
-                f"{name}: model_type {model_type!r} with a text_config is not supported by this version "
-                f"(known: {', '.join(WRAPPERS)})"
+                f"{name}: model_type {model_type[:60]!r} with a text_config is not supported by this version "
+                f"(known: {', '.join(sorted(WRAPPERS))})"
             )
     inner_type = keys.text("model_type")
     if inner_type not in ARCHITECTURES:
+        close = difflib.get_close_matches(inner_type, model_types(), n=3, cutoff=0.7)
+        hint = f"close names: {', '.join(close)}; " if close else ""
         raise InputError(
             f"{keys.where}: model_type {inner_type[:60]!r} is not supported by this version "
-            f"(known: {', '.join(model_types())})"
+            f"({hint}`python -m helpers account --types` lists those that are)"
         )
     return _parse_text_model(keys, name, model_type, inner_type, notes, quantization, dtype)
 

@@ -33,6 +33,7 @@ from helpers.accounts import (
     kv_bytes,
     kv_bytes_per_token,
     max_concurrency,
+    model_types,
     parse_config_text,
     prefill_floor,
     prefill_flops,
@@ -58,8 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``account``."""
     dtypes = list(DTYPES)
     parser.add_argument(
-        "config", metavar="CONFIG", help="config.json, its folder, a registry name (llama-3.1-8b), or - for stdin"
+        "config",
+        nargs="?",
+        metavar="CONFIG",
+        help="config.json, its folder, a registry name (llama-3.1-8b), or - for stdin",
     )
+    parser.add_argument("--types", action="store_true", help="only list the model_types that can be read")
     parser.add_argument("--context", type=int, default=4096, metavar="N", help="tokens per request (default 4096)")
     parser.add_argument("--mean-context", type=int, metavar="N", help="mean tokens per request, where below --context")
     parser.add_argument("--batch", type=int, default=1, metavar="B", help="sequences per decode step (default 1)")
@@ -106,11 +111,14 @@ _RESERVES = {"activation": "activation peak", "non-torch": "memory outside the f
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Both accounts as the JSON object of ``--json``; sizes in bytes, times in seconds."""
+    if args.types:
+        return {"model_types": list(model_types())}
     _check_together(args)
     positive_int(args.batch, "batch")
     model = _read(args.config, args.ignore_key)
     draft = None if args.draft is None else _read(args.draft, args.ignore_key)
-    tp, dtype, engine, settings = args.tp or 1, args.kv_dtype or "bf16", args.engine, _settings(args)
+    tp = 1 if args.tp is None else positive_int(args.tp, "tp")
+    dtype, engine, settings = args.kv_dtype or "bf16", args.engine, _settings(args)
     sizes = "ideal" if engine in _SIZED_AS_IDEAL else engine
     if engine in _SIZED_AS_IDEAL:
         check_layers(engine, [model] if draft is None else [model, draft])
@@ -161,11 +169,15 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def to_text(result: dict[str, Any]) -> str:
     """The same for people: each term named, GB beside GiB."""
+    if "model_types" in result:
+        return "\n".join(result["model_types"])
     return account_text(result)
 
 
 def _check_together(args: argparse.Namespace) -> None:
-    """Refuses options that would be silently ignored."""
+    """Refuses options that would be silently ignored, and a missing CONFIG."""
+    if args.config is None:
+        raise InputError("CONFIG is missing: a config.json, its folder, a registry name, or - for stdin")
     if [args.config, args.draft, args.log].count("-") > 1:
         raise InputError("only one of CONFIG, --draft and --log can be read from stdin (-)")
     if args.kv_dtype == PACKED_MLA and args.engine != "vllm":

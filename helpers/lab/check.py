@@ -109,7 +109,7 @@ def _judge(definition: Exercise, function: Callable) -> tuple[str, str]:
             return NOT_YET, f". {_call_text(function, case)} changed its own arguments: work on a copy."
         outcomes.append(outcome)
     expected = [_call(definition.reference, copy.deepcopy(case)) for case in cases]
-    wrong = [i for i in range(len(cases)) if not _same(outcomes[i], expected[i], definition)]
+    wrong = [i for i in range(len(cases)) if not _right(outcomes[i], expected[i], definition, cases[i])]
     if not wrong:
         return CORRECT, f" ({len(cases)} cases)."
     first = wrong[0]
@@ -131,6 +131,9 @@ def _judge(definition: Exercise, function: Callable) -> tuple[str, str]:
     words = sorted({outcome.value for outcome in expected if isinstance(outcome.value, str)})
     if isinstance(wanted, str) and 1 < len(words) <= MAX_WORDS and got not in words:
         return NOT_YET, said + f"returned {_short(repr(got))}: answer exactly {' or '.join(map(repr, words))}."
+    if definition.judge is not None:
+        reason = _likely_mistake(definition, cases, outcomes) or definition.judge(got, *cases[first])
+        return NOT_YET, f"{said}does not pass: {reason}."
     said += f"gave {format_value(got, definition.unit)}; expected {format_value(wanted, definition.unit)}"
     reason = reason or _constant_factor(outcomes, expected)
     return NOT_YET, said + (f": {reason}." if reason else ".")
@@ -147,6 +150,13 @@ def _same(outcome: _Outcome, other: _Outcome, definition: Exercise) -> bool:
     if outcome.error is not None or other.error is not None:
         return type(outcome.error) is type(other.error)
     return matches(outcome.value, other.value, definition.rel_tolerance)
+
+
+def _right(outcome: _Outcome, expected: _Outcome, definition: Exercise, case: tuple) -> bool:
+    """Whether an outcome is right: by the exercise's judge where it has one, else by the reference."""
+    if definition.judge is None or outcome.error is not None or _kind(outcome.value) != _kind(expected.value):
+        return _same(outcome, expected, definition)
+    return not definition.judge(outcome.value, *copy.deepcopy(case))
 
 
 def _likely_mistake(definition: Exercise, cases: list[tuple], outcomes: list[_Outcome]) -> str:

@@ -27,7 +27,8 @@ class Exercise:
     id: "1.3" is exercise 3 of lab 01. `cases` are argument tuples, shown to the learner when they fail;
     `random_case(rng)` draws one more argument tuple. `unit` is that of the result ("bytes", "seconds", "FLOPs");
     "" for one without. `rel_tolerance` is relative; 0 asks for equality. `result` says what to return, where the kind
-    of the value ("a list") does not: "a pair (without, with)".
+    of the value ("a list") does not: "a pair (without, with)". `judge(value, *case)`, where many answers are right,
+    says what is wrong with one, "" for a right one; without it an answer must equal the reference's.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Exercise:
     unit: str = ""
     rel_tolerance: float = 1e-9
     result: str = ""
+    judge: Callable[..., str] | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[1-9]\d?\.[1-9]\d?", self.id):

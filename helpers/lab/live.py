@@ -103,11 +103,10 @@ class LiveAnswer(ipywidgets.VBox):
     def __init__(self) -> None:
         self.picture, self.words, self.numbers = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.HTML()
         super().__init__([self.picture, self.words, self.numbers])
-        self._said = "not sent yet"
 
     def __repr__(self) -> str:
         # What a stored notebook shows in the place of the picture.
-        return f"[live figure: run this cell to see the tokens arrive; {self._said}]"
+        return "[live figure: run this cell to see the tokens arrive]"
 
     def show(self, result: RequestResult, now_ms: float, ended: bool = False) -> None:
         """Draw `result` as it is `now_ms` after the send; with `ended` also its numbers, under their conditions."""
@@ -116,8 +115,7 @@ class LiveAnswer(ipywidgets.VBox):
         said = html.escape(result.reasoning_text + result.text)
         self.words.value = f'<div style="white-space:pre-wrap" aria-live="off">{said}</div>'
         if ended:
-            self._said = conditions_text(result)
-            self.numbers.value = f"<strong>{html.escape(self._said)}</strong>"
+            self.numbers.value = f"<strong>{html.escape(conditions_text(result))}</strong>"
 
 
 def watch(

@@ -16,7 +16,7 @@ class CalculatorWidget(ipywidgets.VBox):
     """
 
     def __init__(self, start: calculator.Question) -> None:
-        wide = {"style": {"description_width": "9em"}, "layout": ipywidgets.Layout(width="34em")}
+        wide = {"style": {"description_width": "9em"}, "layout": ipywidgets.Layout(width="27em")}
         self.model = ipywidgets.Dropdown(
             options=[*model_names(), calculator.PASTED], value=start.model, description="Model", **wide
         )
@@ -49,7 +49,7 @@ class CalculatorWidget(ipywidgets.VBox):
             description="Your config.json",
             continuous_update=False,
             style=wide["style"],
-            layout=ipywidgets.Layout(width="68em", max_width="100%", height="6em"),
+            layout=ipywidgets.Layout(width="54em", max_width="100%", height="6em"),
         )
         self._answer = ipywidgets.Output()
         self._knobs = (self.model, self.context, self.kv_dtype, self.tp, self.gpu, self.utilisation, self.engine)

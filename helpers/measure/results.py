@@ -87,11 +87,16 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Metric:
-    """One latency over the sound requests; `failures` more never had one and count as +∞ in `with_failures`."""
+    """One latency over the sound requests; `failures` more never had one and count as +∞ in `with_failures`.
+
+    `pooled`: several samples of one request. They hang together, so an interval of as many independent ones would claim
+    too much, and there is none.
+    """
 
     samples: tuple[float, ...]
     failures: int = 0
     missing: int = 0
+    pooled: bool = False
 
     def at(self, p: float) -> Percentile | None:
         return percentile(self.samples, p) if self.samples else None
@@ -110,7 +115,7 @@ class Metric:
         for p in PERCENTILES:
             name, found = f"p{p * 100:.0f}", self.at(p)
             result[name] = None if found is None else found.value
-            result[f"{name}_interval"] = None if found is None else [found.low, found.high]
+            result[f"{name}_interval"] = None if found is None or self.pooled else [found.low, found.high]
             worst = self.with_failures(p)
             result[f"{name}_with_failures"] = "inf" if worst == math.inf else worst
         return result
@@ -174,7 +179,7 @@ def summarize(run: LoadRun) -> Summary:
         "connect_ms": metric([r.connect_ms for r in sound]),
     }
     gaps = tuple(gap for r in sound for gap in r.event_gaps_ms)
-    latencies["event_gap_ms"] = Metric(gaps)
+    latencies["event_gap_ms"] = Metric(gaps, pooled=True)
     return Summary(
         conditions=conditions,
         latencies=latencies,
@@ -314,7 +319,8 @@ def _notes(run: LoadRun, sound: Sequence[RequestResult], conditions: Conditions)
         notes.append("no request was sound, so there are no latencies")
         return notes
     if n < FEWEST_FOR_P95:
-        notes.append(f"{n} requests cannot bound the 95th percentile from above: that takes {FEWEST_FOR_P95}")
+        few = "1 request" if n == 1 else f"{n} requests"
+        notes.append(f"{few} cannot bound the 95th percentile from above: that takes {FEWEST_FOR_P95}")
     short = sum(r.length_mismatch for r in sound)
     if short:
         notes.append(f"{short} of {n} outputs are not of the length asked for")
@@ -396,8 +402,10 @@ def _same_as_ttft(key: str, result: dict) -> bool:
 def _row(label: str, metric: dict, failed: bool) -> str:
     cells = f"{label:<24}{metric['n']:>5}"
     for name in ("p50", "p95"):
-        low, high = metric[f"{name}_interval"]
-        interval = f"({_number(low, '-∞')} to {_number(high, '∞')})"
+        interval = ""
+        if metric[f"{name}_interval"] is not None:
+            low, high = metric[f"{name}_interval"]
+            interval = f"({_number(low, '-∞')} to {_number(high, '∞')})"
         cells += f"{_number(metric[name]):>9}  {interval:<19}"
     if failed:
         cells += f"   {_number(metric['p50_with_failures'])}, {_number(metric['p95_with_failures'])}"

@@ -51,10 +51,15 @@ def create_app(engine: Engine, name: str) -> Starlette:
     async def completions(http: HttpRequest) -> Response:
         return await answer(http, protocol.parse_completion, chat=False)
 
+    about = {"id": name, "object": "model", "created": started, "owned_by": "inference-lab"}
+    about["max_model_len"] = model.max_tokens
+
     async def models(http: HttpRequest) -> Response:
-        about = {"id": name, "object": "model", "created": started, "owned_by": "inference-lab"}
-        about["max_model_len"] = model.max_tokens
         return JSONResponse({"object": "list", "data": [about]})
+
+    async def one_model(http: HttpRequest) -> Response:
+        protocol.check_model({"model": http.path_params["model"]}, model)
+        return JSONResponse(about)
 
     async def health(http: HttpRequest) -> Response:
         return Response(status_code=200 if engine.alive else 503)
@@ -76,6 +81,8 @@ def create_app(engine: Engine, name: str) -> Starlette:
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/models", models),
+            # A name may hold slashes: random:org/model, or a path.
+            Route("/v1/models/{model:path}", one_model),
             Route("/health", health),
             Route("/metrics", metrics),
             Route("/tokenize", tokenize, methods=["POST"]),
@@ -162,10 +169,10 @@ async def events(reply: Answer, outputs: asyncio.Queue[Output], early: bool) -> 
             yield reply.role_event()
             role_due = False
         if output.text or output.last:
-            yield reply.event(output, last=output.last and not reply.call.include_usage)
-            # The consumer comes back for more when the event is written.
             if times.first_event_sent_s is None:
+                # Before the write: after it the client may have the event before this thread runs again.
                 times.first_event_sent_s = time.perf_counter()
+            yield reply.event(output, last=output.last and not reply.call.include_usage)
     if reply.call.include_usage:
         yield reply.usage_event(output.output_tokens)
     yield DONE

@@ -42,7 +42,7 @@ class Times:
 
     The client's TTFT is parse + queue + prefill + delivery: `received_s` (the whole request body is here) →
     `queued_s` (tokenised, in the queue) → `prefill_start_s` (first scheduled) → `token_s[0]` (first token chosen, the
-    prefill is done) → `first_event_sent_s` (its event written to the socket) → the client's own stamp.
+    prefill is done) → `first_event_sent_s` (its event is about to be written) → the client's own stamp.
     """
 
     received_s: float | None = None

@@ -4,7 +4,12 @@ import re
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
+
+# No test asserts a time: hypothesis' own limit per example fails on a busy machine.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
@@ -699,6 +704,8 @@ _DENSE_VARIANTS = {
     "ministral": _sliding(),
     "ministral3": _window,
 }
+
+
 def _exaone_moe(depth: int, heads: int):
     experts = _experts(
         "num_experts",

@@ -247,7 +247,12 @@ def _layer_bytes(layer) -> int:
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+# One of each kind of cache runs with the unit tests, the rest with the slow ones.
+_QUICK = {"grouped: Llama-3.1-70B", "sliding: Mistral-7B-v0.1", "mixed: Gemma-3-27B", "latent: DeepSeek-V3"}
+_NAMES = [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+
+
+@pytest.mark.parametrize("name", _NAMES)
 def test_each_layer_holds_the_bytes_that_engine_hf_says(name, built):
     model, reference = built(name)
     for prompt, steps in _lengths(MODELS[name]):
@@ -257,6 +262,7 @@ def test_each_layer_holds_the_bytes_that_engine_hf_says(name, built):
         assert kv_bytes(model, tokens, "fp32", engine="hf") == sum(expected) > 0
 
 
+@pytest.mark.slow
 def test_a_compressor_keeps_its_unfinished_block_in_the_state(built):
     model, reference = built("compressed: DeepSeek-V4-Flash")
     for tokens in (3, 127, 130, 255):

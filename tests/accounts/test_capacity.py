@@ -1,7 +1,7 @@
 """Capacity: an upper bound, with its terms."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.accounts import (
@@ -50,6 +50,7 @@ def test_claim_c23_more_cards_do_not_split_a_latent_cache_under_tensor_paralleli
     assert ranks.max_concurrency < shared.max_concurrency // 10
 
 
+@settings(max_examples=30, deadline=None)
 @given(context=st.integers(1, 200_000), gpus=st.integers(1, 16))
 def test_longer_requests_fit_fewer_times_and_more_cards_hold_more(context, gpus):
     model = read_config("llama-3.1-70b")
@@ -205,6 +206,7 @@ def test_batched_tokens_of_windowed_layers_cost_capacity():
     assert few.max_concurrency > many.max_concurrency
 
 
+@settings(max_examples=40, deadline=None)
 @given(context=st.integers(1, 100_000), engine=st.sampled_from(["vllm", "tensorrt-llm", "llamacpp"]))
 def test_no_engine_holds_more_than_the_ideal(context, engine):
     model = read_config("llama-3.1-8b")
@@ -233,3 +235,12 @@ def test_windows_are_counted_with_the_batched_tokens_of_the_card():
         layout = vllm_layout(model, settings=VllmSettings(max_batched_tokens=tokens))
         capacity = max_concurrency(model, context, device(card), engine="vllm")
         assert capacity.units_per_request == layout.request_blocks(context)
+
+
+def test_terms_and_blocks_of_a_tensor_parallel_group_are_those_of_all_its_ranks():
+    model = read_config("llama-3.1-70b")
+    one, four = (max_concurrency(model, 8192, H100, tp=tp, engine="vllm") for tp in (2, 4))
+    assert one.rotary_bytes == 2 * rotary_table_bytes(model) and four.rotary_bytes == 4 * rotary_table_bytes(model)
+    # Eight KV heads: four ranks hold the cache once between them, as two do.
+    assert one.unit_bytes == four.unit_bytes == 16 * 327_680
+    assert four.pool_bytes // four.unit_bytes == four.units

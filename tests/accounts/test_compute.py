@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.accounts import (
@@ -121,6 +121,7 @@ def test_every_kind_of_attention_costs_in_a_prefill_what_its_decode_steps_cost(f
         assert later.total == sum(steps[11:]), name
 
 
+@settings(max_examples=50, deadline=None)
 @given(name=st.sampled_from(model_names()), context=st.integers(1, 300_000), more=st.integers(0, 1000))
 def test_attention_flops_never_shrink_with_context_and_weights_do_not_change(name, context, more):
     model = read_config(name)

@@ -186,7 +186,12 @@ def _held_bytes(cache, index):
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, torch.Tensor))
 
 
-@pytest.mark.parametrize("name", CASES)
+# A delta rule and a Mamba run with the unit tests, the rest with the slow ones.
+_QUICK = {"Qwen/Qwen3-Next-80B-A3B-Instruct", "ai21labs/Jamba-v0.1"}
+_NAMES = [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+
+
+@pytest.mark.parametrize("name", _NAMES)
 def test_each_layer_holds_what_transformers_allocates_whatever_the_length(name, build):
     import torch
 

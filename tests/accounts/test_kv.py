@@ -1,11 +1,14 @@
 """The KV cache against the caches transformers allocates, and against the ground truth of real configs."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.accounts import (
     DTYPES,
+    CompressedAttention,
     FullAttention,
     InputError,
     kv_bytes,
@@ -212,3 +215,17 @@ def test_another_engine_or_a_bad_count_is_refused():
         kv_bytes(model, -1)
     assert kv_bytes(model, 0) == 0
     assert state_bytes(model) == 0
+
+
+def test_kv_heads_that_ranks_cannot_share_evenly_are_counted_for_the_fullest_rank():
+    model = read_config("llama-3.1-8b")
+    three = replace(model, layers=tuple(replace(la, attention=FullAttention(24, 3, 128)) for la in model.layers))
+    assert kv_bytes(three, 100, tp=2) == kv_bytes(three, 100) * 2 // 3
+    assert kv_bytes(three, 100, tp=4) == kv_bytes(three, 100, tp=8) == kv_bytes(three, 100) // 3
+
+
+def test_every_compressed_layer_keeps_an_unfinished_block_of_its_own():
+    attention = CompressedAttention(4, 8, 16, q_lora_rank=4, output_groups=2, output_rank=2, rate=4, overlap=True)
+    model = read_config("llama-3.1-8b")
+    one, three = (replace(model, layers=(replace(model.layers[0], attention=attention),) * n) for n in (1, 3))
+    assert state_bytes(three) == 3 * state_bytes(one) == 3 * 2 * (2 * 2 * 8 * 3 + 2 * 4 * 8)

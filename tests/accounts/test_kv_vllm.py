@@ -47,9 +47,22 @@ def _without_indexers(model):
     return replace(model, layers=tuple(layers))
 
 
+@pytest.mark.parametrize(
+    ("full", "sliding", "groups", "padding"), [(10, 14, 2, 4), (10, 15, 3, 5), (10, 18, 3, 2), (10, 20, 3, 0)]
+)
+def test_groups_take_the_larger_count_only_below_one_and_a_half_times_the_smaller(full, sliding, groups, padding):
+    # vllm/v1/core/kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size: padding 10 to 14 costs less than dividing.
+    layout = vllm_layout(
+        _with_attention(*[FullAttention(8, 4, 64)] * full, *[FullAttention(8, 4, 64, window=64)] * sliding)
+    )
+    assert (len(layout.groups), layout.padding_layers) == (groups, padding)
+
+
 def test_gemma_3_has_seven_groups_of_ten_with_eight_padding_layers():
     layout = vllm_layout(read_config("gemma-3-27b"))
     assert [group.kind for group in layout.groups].count("sliding") == 6
+    # The 52 layers are dealt out evenly, not six groups filled one after the other.
+    assert [group.layers for group in layout.groups if group.kind == "sliding"] == [9, 9, 9, 9, 8, 8]
     assert (len(layout.groups), layout.padding_layers, layout.block_bytes) == (7, 8, 1_310_720)
     assert sum(group.layers for group in layout.groups) == 62
     # vLLM's own warning: 8 of 52 windowed layers, 15.38 %.

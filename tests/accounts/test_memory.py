@@ -157,9 +157,16 @@ def test_a_modelopt_file_beside_the_config_is_read_and_never_overrides_it(tmp_pa
 
 
 def test_a_quantised_hybrid_has_parameters_and_cache_and_its_weights_are_refused_by_name():
-    config = {**model_registry()["qwen3-8b"]["config"], "model_type": "lfm2", "layer_types": ["full_attention"] * 36}
-    for key in ("use_sliding_window", "sliding_window", "max_window_layers"):
-        config.pop(key, None)
+    config = {
+        "model_type": "lfm2",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 128,
+        "layer_types": ["conv", "full_attention"],
+    }
     plain, model = parse_config(config, "mine"), parse_config({**config, "quantization_config": AWQ}, "mine")
     assert kv_bytes(model, 100) == kv_bytes(plain, 100) > 0
     assert count_parameters(model) == count_parameters(plain)

@@ -62,7 +62,16 @@ def test_tables_that_are_only_looked_up_are_no_active_parameters():
     assert parameters.active == parameters.total - parameters.per_layer_embedding
 
 
-@pytest.mark.parametrize("name", model_names())
+def _one_of_each_type_first():
+    """The names of the registry; all but the first of a model_type are slow."""
+    seen = set()
+    for name in model_names():
+        model_type = model_registry()[name]["config"]["model_type"]
+        yield pytest.param(name, marks=pytest.mark.slow) if model_type in seen else name
+        seen.add(model_type)
+
+
+@pytest.mark.parametrize("name", list(_one_of_each_type_first()))
 def test_a_registry_model_equals_its_transformers_modules_by_component(name, build, components):
     config = model_registry()[name]["config"]
     parameters = count_parameters(parse_config(config, name))

@@ -1,7 +1,7 @@
 """Floor times: which account binds, and never slower than what was measured in public."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.accounts import (
@@ -24,6 +24,7 @@ H100 = device("H100 SXM")
 MINE = Device("this machine", {"fp32": 2e11}, 2e10, None, "measured")
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(model_names()),
     gpu=st.sampled_from(device_names()),
@@ -38,6 +39,7 @@ def test_a_floor_is_positive_and_the_slower_account_binds(name, gpu, tokens, bat
         assert (floor.binds == "compute") == (floor.compute_s >= floor.memory_s)
 
 
+@settings(max_examples=40, deadline=None)
 @given(name=st.sampled_from(model_names()), context=st.integers(1, 50_000), batch=st.integers(1, 300))
 def test_floors_never_shrink_with_context_or_batch(name, context, batch):
     model = read_config(name)

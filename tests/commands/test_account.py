@@ -1,11 +1,12 @@
 """The `account` command: the keys of the interface, exit codes, and text with both units."""
 
+import io
 import json
 
 import pytest
 
 from helpers import cli
-from helpers.accounts import count_parameters, kv_bytes, model_registry, read_config, weight_bytes
+from helpers.accounts import count_parameters, kv_bytes, model_registry, model_types, read_config, weight_bytes
 from helpers.commands import account
 
 KEYS = {
@@ -380,3 +381,31 @@ def test_a_log_of_another_model_is_suspected(command, tmp_path):
     assert "no figure of the log agrees" not in out
     _, out, _ = command("qwen3-8b", "--log", str(path))
     assert "no figure of the log agrees" in out
+
+
+def test_types_are_listed_without_a_config(command):
+    code, out, err = command("--types")
+    assert (code, err) == (0, "")
+    assert out.split() == list(model_types())
+    _, out, _ = command("--types", "--json")
+    assert json.loads(out) == {"model_types": list(model_types())}
+    code, out, err = command()
+    assert (code, out) == (2, "") and "CONFIG" in err
+
+
+def test_a_model_type_that_is_not_known_is_told_where_the_known_ones_are(command, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "qwen3_mo"}))
+    code, _, err = command(str(path))
+    assert code == 2 and "qwen3_moe" in err and "account --types" in err
+
+
+def test_zero_ranks_are_refused_not_taken_for_none_given(command):
+    code, _, err = command("llama-3.1-8b", "--tp", "0")
+    assert code == 2 and "tp must be" in err
+
+
+def test_a_byte_order_mark_on_stdin_is_no_part_of_the_config(command, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeff" + json.dumps(model_registry()["qwen3-8b"]["config"])))
+    code, out, _ = command("-", "--json")
+    assert code == 0 and json.loads(out)["total_params"] == 8_190_735_360

@@ -5,7 +5,19 @@ import dataclasses
 import pytest
 
 from helpers.errors import InputError
-from helpers.measure import ClosedLoop, Conditions, Exchange, Lengths, LoadRun, Plan, Read, Sent, summarize, table
+from helpers.measure import (
+    ClosedLoop,
+    Conditions,
+    Exchange,
+    Lengths,
+    LoadRun,
+    OpenLoop,
+    Plan,
+    Read,
+    Sent,
+    summarize,
+    table,
+)
 from helpers.measure.results import report
 from tests.measure.replay_server import chunk
 
@@ -96,6 +108,20 @@ def test_percentiles_are_over_requests_and_event_gaps_over_events():
     latencies = summarize(planted()).latencies
     assert latencies["ttft_ms"].samples == (100.0,) * 4 and latencies["tpot_ms"].samples == (10.0,) * 4
     assert len(latencies["event_gap_ms"].samples) == 40
+    result = summarize(planted()).as_json()
+    # Gaps of one request hang together: no interval as of 40 independent samples.
+    assert result["ttft_ms"]["p50_interval"] is not None and result["event_gap_ms"]["p50_interval"] is None
+
+
+def test_in_an_open_loop_latencies_count_from_the_intended_start_and_in_a_closed_one_from_the_send():
+    sent = tuple(Sent("measured", exchange(at, 11, intended_ns=round((at - 30) * 1e6))) for at in (0.0, 200.0))
+    open_loop = dataclasses.replace(planted(sent).plan, arrivals=OpenLoop(5.0))
+    closed, opened = summarize(planted(sent)), summarize(dataclasses.replace(planted(sent), plan=open_loop))
+    for key, from_send in (("ttft_ms", 100.0), ("e2e_ms", 200.0)):
+        assert closed.latencies[key].samples == (from_send,) * 2
+        assert opened.latencies[key].samples == (from_send + 30,) * 2
+    assert opened.latencies["ttft_from_send_ms"].samples == (100.0,) * 2
+    assert opened.client_lag_ms["start_max"] == 30
 
 
 def test_lag_of_the_client_is_the_time_between_the_kernel_and_this_process():

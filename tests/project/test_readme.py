@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.engine import smollm2_folder
 from helpers.errors import InputError
 from helpers.lab.picture import stored_picture
 
@@ -51,7 +52,15 @@ def test_make_test_runs_linters_unit_tests_and_notebooks():
 
 
 # Those that need another machine, an endpoint, or minutes; each is tested where the command is.
-ELSEWHERE = ("git ", "cd ", "source ", "make ", "python -m helpers record")
+ELSEWHERE = (
+    "git ",
+    "cd ",
+    "source ",
+    "make ",
+    "python -m helpers record",
+    "python -m helpers serve",
+    "python -m helpers measure",
+)
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if not c.startswith(ELSEWHERE)])
@@ -62,6 +71,39 @@ def test_the_other_commands_run_as_written(command, tmp_path):
     assert done.stdout.strip()
     if "--json" in command:
         assert isinstance(json.loads(done.stdout), dict)
+
+
+@pytest.mark.slow
+def test_a_stranger_serves_measures_and_replays_as_written(tmp_path):
+    try:
+        smollm2_folder()
+    except InputError as error:
+        if "cannot fetch" not in str(error):
+            raise
+        pytest.skip(str(error))
+    (serve,) = [c for c in commands() if c.startswith("python -m helpers serve")]
+    measure, replay = [c for c in commands() if c.startswith("python -m helpers measure")]
+    # The port of the README may be taken on this machine.
+    words = [sys.executable, *shlex.split(serve)[1:], "--port=0"]
+    server = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        ready = server.stderr.readline()
+        assert ready.startswith("serve: ready at http://127.0.0.1:"), ready
+        url = ready.split()[-1]
+        assert "http://127.0.0.1:8000/v1" in measure
+        said = []
+        for command in (measure.replace("http://127.0.0.1:8000/v1", url), replay):
+            words = [sys.executable, *shlex.split(command)[1:]]
+            path = {"PYTHONPATH": str(ROOT)}
+            done = subprocess.run(
+                words, cwd=tmp_path, env=environment() | path, capture_output=True, text=True, timeout=900
+            )
+            assert done.returncode == 0, done.stderr
+            said.append(done.stdout)
+        assert said[0] == said[1] and "TTFT" in said[0] and "errors: 0 of 8" in said[0]
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
 
 
 def test_make_lab_serves_the_first_notebook_under_the_url_it_prints(tmp_path):

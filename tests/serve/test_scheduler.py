@@ -140,6 +140,21 @@ def test_a_short_request_does_not_overtake_a_long_one_that_waits_for_blocks(fake
     assert list(engine.scheduler.waiting) == [long, short]
 
 
+def test_a_newcomer_that_would_soon_be_preempted_is_not_let_in(fake, collected, until_idle):
+    engine = engine_of(fake, kv_blocks=4, block_tokens=4, prefix_caching=False)
+    first, second = collected([1] * 4, max_tokens=9), collected([2] * 8, max_tokens=4)
+    engine.submit(first)
+    engine.step()
+    engine.step()
+    # Two blocks are free and two are what the second needs; but the first will want one of them.
+    assert engine.cache.free_blocks == 2
+    engine.submit(second)
+    engine.step()
+    assert list(engine.scheduler.waiting) == [second]
+    until_idle(engine)
+    assert engine.scheduler.preemptions == 0
+
+
 def test_the_last_to_come_is_preempted_and_the_oldest_never(fake, collected, until_idle):
     engine = engine_of(fake, kv_blocks=10, block_tokens=1, prefix_caching=False)
     requests = [collected([token] * 2, max_tokens=8) for token in range(4)]

@@ -313,16 +313,6 @@ def _qwen_layers(
     )
 
 
-def _qwen_notes(keys: Keys) -> tuple[str, ...]:
-    key = "mtp_num_hidden_layers"
-    if key not in keys.values:
-        return ()
-    extra = keys.size(key, smallest=0)
-    if not extra:
-        return ()
-    return (f"{extra} multi-token-prediction layer{'s' if extra > 1 else ''} ({key}) not counted",)
-
-
 def _lfm2(keys: Keys) -> tuple[Layer, ...]:
     width = keys.size(keys.alias("block_ff_dim", "intermediate_size"))
     keys.ignore(["intermediate_size"])
@@ -563,13 +553,13 @@ ENTRIES: Mapping[str, Architecture] = {
         _qwen3_next,
         {**_QWEN_DEFAULTS, "decoder_sparse_step": 1, "mlp_only_layers": None},
         ROUTER_KEYS,
-        notes=_qwen_notes,
+        notes=multi_token_prediction,
     ),
     "qwen3_5_text": Architecture(
-        _qwen3_5, _QWEN_DEFAULTS, frozenset({"mtp_use_dedicated_embeddings"}), notes=_qwen_notes
+        _qwen3_5, _QWEN_DEFAULTS, frozenset({"mtp_use_dedicated_embeddings"}), notes=multi_token_prediction
     ),
     "qwen3_5_moe_text": Architecture(
-        _qwen3_5_moe, _QWEN_DEFAULTS, ROUTER_KEYS | {"mtp_use_dedicated_embeddings"}, notes=_qwen_notes
+        _qwen3_5_moe, _QWEN_DEFAULTS, ROUTER_KEYS | {"mtp_use_dedicated_embeddings"}, notes=multi_token_prediction
     ),
     "bamba": Architecture(
         _bamba,

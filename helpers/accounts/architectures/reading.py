@@ -128,7 +128,7 @@ def layer_numbers(keys: Keys, key: str, depth: int) -> frozenset[int]:
 
 
 def multi_token_prediction(keys: Keys) -> tuple[str, ...]:
-    key = keys.alias("num_nextn_predict_layers", "num_mtp_layers")
+    key = keys.alias("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
     if key not in keys.values:
         return ()
     extra = keys.size(key, smallest=0)
