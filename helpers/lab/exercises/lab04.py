@@ -573,7 +573,7 @@ EXERCISES = (
     ),
     Exercise(
         id="4.5",
-        title="The time of a layer on one device",
+        title="A layer on one device",
         minutes=5,
         difficulty=2,
         why="with one expert's t(M) you can predict the layer for every skew, before you rent anything.",
@@ -703,11 +703,10 @@ EXERCISES = (
     ),
     Exercise(
         id="4.7",
-        title="A better placement, graded on traffic it has not seen",
+        title="A placement for unseen traffic",
         minutes=12,
         difficulty=4,
-        why="placement removes most of the skew between ranks, at no cost in quality; every engine's load balancer "
-        "does a form of it.",
+        why="placement removes most of the skew between ranks, at no cost in quality, as long as the traffic stays.",
         hints=(
             "Every rank has room for E / ranks experts. What helps is to part the hot ones.",
             "Take the experts from the hottest to the coldest.",
@@ -754,7 +753,7 @@ EXERCISES = (
     ),
     Exercise(
         id="4.8",
-        title="Q3: what this skew does to your service",
+        title="Q3: what this skew does",
         minutes=8,
         difficulty=3,
         why="it is the article's own question, and the three answers have three different signs.",
