@@ -121,8 +121,12 @@ def test_every_kind_of_attention_costs_in_a_prefill_what_its_decode_steps_cost(f
         assert later.total == sum(steps[11:]), name
 
 
+# With chunks a token attends to its own chunk alone, so the first one of the next costs less.
+_UNCHUNKED = [name for name in model_names() if name != "llama-4-scout"]
+
+
 @settings(max_examples=50, deadline=None)
-@given(name=st.sampled_from(model_names()), context=st.integers(1, 300_000), more=st.integers(0, 1000))
+@given(name=st.sampled_from(_UNCHUNKED), context=st.integers(1, 300_000), more=st.integers(0, 1000))
 def test_attention_flops_never_shrink_with_context_and_weights_do_not_change(name, context, more):
     model = read_config(name)
     short, long = decode_flops(model, context), decode_flops(model, context + more)

@@ -1,5 +1,7 @@
 """Models with a state of fixed size: parameters and state against `transformers` modules and published sizes."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -126,6 +128,8 @@ def test_mamba_groups_are_divided_or_where_there_is_one_held_by_every_rank(share
     model = read_config(shared / "facts" / "configs" / "Nemotron-H-56B.json")
     mixer = next(layer.state for layer in model.layers if layer.state is not None)
     assert (mixer.groups, mixer.shard(8).groups, mixer.shard(8).heads) == (8, 1, 32)
+    alone = replace(mixer, groups=1).shard(8)
+    assert (alone.groups, alone.heads) == (1, 32)
     assert 8 * state_bytes(model, tp=8) == state_bytes(model)
     with pytest.raises(InputError, match="tp 16 does not divide the 8 Mamba-2 groups"):
         state_bytes(model, tp=16)

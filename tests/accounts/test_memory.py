@@ -47,7 +47,9 @@ def test_claim_c9_deepseek_v3_in_fp8_with_scales_is_673_gb():
     # Embedding, head and router stay bf16; one fp32 scale for each 128 × 128 block of the rest.
     assert weights.embedding == weights.head == 2 * 129_280 * 7168
     assert weights.router == 2 * 58 * 256 * 7168
-    assert round(weights.scales / GB, 2) == 0.16
+    attention = 12 * 56 + 192 * 12 + 5 * 56 + 256 * 4 + 56 * 128  # the 576 rows of kv_a_proj take five blocks
+    dense, expert = 3 * 144 * 56, 3 * 16 * 56
+    assert weights.scales == 4 * (61 * attention + 3 * dense + 58 * 257 * expert)
     assert 8 * 80 * GB < weights.total < 8 * 79.1 * GIB
 
 

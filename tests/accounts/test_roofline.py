@@ -39,8 +39,12 @@ def test_a_floor_is_positive_and_the_slower_account_binds(name, gpu, tokens, bat
         assert (floor.binds == "compute") == (floor.compute_s >= floor.memory_s)
 
 
+# With chunks a token reads its own chunk alone, so the first one of the next reads less.
+_UNCHUNKED = [name for name in model_names() if name != "llama-4-scout"]
+
+
 @settings(max_examples=40, deadline=None)
-@given(name=st.sampled_from(model_names()), context=st.integers(1, 50_000), batch=st.integers(1, 300))
+@given(name=st.sampled_from(_UNCHUNKED), context=st.integers(1, 50_000), batch=st.integers(1, 300))
 def test_floors_never_shrink_with_context_or_batch(name, context, batch):
     model = read_config(name)
     base = decode_floor(model, context, batch, H100).seconds
