@@ -4,12 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-
-# No test asserts a time: hypothesis' own limit per example fails on a busy machine.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -167,6 +167,18 @@ def _first_key_only(config):
     return 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 8192
 
 
+def _cards_by_hand(
+    users, tokens, weight_gb, kv_heads, head_bytes, visible_gib, usable, heads=None, of_the_rest=False, groups=None
+):
+    heads = heads or (lambda k, g: -(-k // g))
+    for g in groups or (1, 2, 4, 8, 16):
+        visible, weights = visible_gib * 1024**3, weight_gb * 1e9 / g
+        room = (visible - weights) * usable if of_the_rest else visible * usable - weights
+        if users * tokens * head_bytes * heads(kv_heads, g) <= room:
+            return g
+    return 0
+
+
 PLANTED = (
     ("3.1", lambda n, hidden, h, k, d, t, bits: 2 * n * hidden * t * bits / 8, "you used the hidden size"),
     ("3.1", lambda n, hidden, h, k, d, t, bits: 2 * n * h * d * t * bits / 8, "you counted the query heads"),
@@ -182,6 +194,13 @@ PLANTED = (
     ("3.7", lambda p, w, pool, t, n, k, d: (round(2 * p / (w * 1e9)), "bf16"), "expected"),
     ("3.8", lambda *a: 16, "expected"),
     ("3.8", lambda u, t, w, k, b, gib, s: lab03.cards_for(u, t, w, k, b, gib, 1.0), "the share `usable`"),
+    ("3.6", lambda *a: lab03._windows_always_full(*a) or "right", "expected 'query heads'"),
+    ("3.7", lambda *a: (lab03.ranks_and_dtype(*a)[0], "bf16"), "the cache need not be"),
+    ("3.8", lambda *a: _cards_by_hand(*a, heads=lambda k, g: max(1, k / g)), "a head is held whole"),
+    ("3.8", lambda *a: _cards_by_hand(*a, heads=lambda k, g: max(1, k // g)), "the fullest rank decides"),
+    ("3.8", lambda *a: _cards_by_hand(*a, of_the_rest=True), "not of what they leave"),
+    ("3.8", lambda *a: _cards_by_hand(*a, groups=range(1, 17)), "1, 2, 4, 8 or 16"),
+    ("3.9", lambda config: lab03._at_8k_with(windows="always full")(config), "does not fill a larger window"),
     ("3.9", _first_key_only, "This key may be absent: use .get."),
     ("3.9", lambda config: lab03.bytes_at_8k(config) / 1e9, "1e-09 times the expected"),
 )

@@ -63,12 +63,16 @@ def _blocks_case(rng: random.Random) -> tuple:
 FAULTS = ("right", "query heads", "hidden / heads", "K or V missing", "window ignored", "bits")
 
 
-def variants(config: Mapping, tokens: int) -> dict[str, int]:
-    """What the right calculator and each faulty one print for `config`, in bf16."""
+def variants(config: Mapping, tokens: int, *, short_requests: bool = True) -> dict[str, int]:
+    """What the right calculator and each faulty one print for `config`, in bf16.
+
+    Without `short_requests` a window layer always holds its whole window, as if every request were longer.
+    """
     heads, kv_heads, head_dim = config["heads"], config["kv_heads"], config["head_dim"]
     window_layers = config["window_layers"]
     full_layers = config["layers"] - window_layers
-    token_layers = full_layers * tokens + window_layers * min(tokens, config["window"])
+    held = min(tokens, config["window"]) if short_requests else config["window"]
+    token_layers = full_layers * tokens + window_layers * held
     right = 4 * kv_heads * head_dim * token_layers
     values = (
         right,
@@ -142,8 +146,14 @@ def _fault_cases() -> tuple[tuple, ...]:
         (GPT_OSS_20B, 20_000, "hidden / heads"),
         (PHI_4, 8192, "bits"),
         (GEMMA_3_27B, 3000, "K or V missing"),
+        (GEMMA_3_27B, 500, "query heads"),
     )
     return tuple((config, tokens, variants(config, tokens)[fault]) for config, tokens, fault in asked)
+
+
+def _windows_always_full(config: Mapping, tokens: int, printed: int) -> str | None:
+    values = variants(config, tokens, short_requests=False)
+    return next((name for name, value in values.items() if value == printed), None)
 
 
 def _mistaken_names(swap: Mapping[str, str]) -> Callable:
@@ -173,14 +183,15 @@ def _ranks_with(
     factor: int = 2,
     sharded: bool = True,
     bytes_of_weight: int = 2,
+    gib: float = 2**30,
+    names: Callable[[float], str | None] = lambda x: min(NUMBER_BYTES, key=lambda name: abs(NUMBER_BYTES[name] - x)),
 ) -> Callable:
     """`ranks_and_dtype` with one step wrong."""
 
     def faulty(parameters, weights_gib, pool_gib, tokens, layers, kv_heads, head_dim):
-        tp = max(1, round(bytes_of_weight * parameters / (weights_gib * 2**30))) if sharded else 1
+        tp = max(1, round(bytes_of_weight * parameters / (weights_gib * gib))) if sharded else 1
         heads = kv_heads if not divided else math.ceil(kv_heads / tp) if ceil else kv_heads / tp
-        per_number = pool_gib * 2**30 / tokens / (factor * layers * heads * head_dim)
-        return tp, min(NUMBER_BYTES, key=lambda name: abs(NUMBER_BYTES[name] - per_number))
+        return tp, names(pool_gib * gib / tokens / (factor * layers * heads * head_dim))
 
     return faulty
 
@@ -215,11 +226,12 @@ def _cards_with(
     memory: Callable[[float, float], float] = lambda gib, usable: usable * gib * 2**30,
     users_counted: bool = True,
     nothing: int = 0,
+    groups: tuple[int, ...] = (1, 2, 4, 8, 16),
 ) -> Callable:
     """`cards_for` with one term wrong."""
 
     def faulty(users, tokens, weight_gb, kv_heads, head_bytes, visible_gib, usable):
-        for tp in (1, 2, 4, 8, 16):
+        for tp in groups:
             one = heads(kv_heads, tp) * head_bytes * tokens
             if weights(weight_gb, tp) + (users if users_counted else 1) * one <= memory(visible_gib, usable):
                 return tp
@@ -234,9 +246,19 @@ def _by_division(users, tokens, weight_gb, kv_heads, head_bytes, visible_gib, us
     return next((tp for tp in (1, 2, 4, 8, 16) if tp >= cards), 0)
 
 
+def _share_of_the_rest(users, tokens, weight_gb, kv_heads, head_bytes, visible_gib, usable):
+    for tp in (1, 2, 4, 8, 16):
+        rest = visible_gib * 2**30 - weight_gb * 1e9 / tp
+        if users * math.ceil(kv_heads / tp) * head_bytes * tokens <= usable * rest:
+            return tp
+    return 0
+
+
 def _cards_case(rng: random.Random) -> tuple:
     users, tokens = rng.choice((10, 60, 200, 900)), rng.choice((2048, 8192, 32768))
-    model = rng.choice(((141.1, 8, 40_960), (16.06, 8, 16_384), (61.06, 4, 24_576), (31.41, 1, 31_104)))
+    model = rng.choice(
+        ((141.1, 8, 40_960), (16.06, 8, 16_384), (61.06, 4, 24_576), (31.41, 1, 31_104), (29.3, 10, 20_480))
+    )
     return users, tokens, *model, rng.choice((44.39, 79.1, 139.7)), 0.9
 
 
@@ -275,10 +297,12 @@ def _at_8k_with(
         head_dim = config.get("head_dim", derived) if explicit else derived
         full, window = layers, 0
         if "sliding_window_pattern" in config and windows != "ignored":
-            window = min(config["sliding_window"], tokens)
+            window = config["sliding_window"] if windows == "always full" else min(config["sliding_window"], tokens)
             full = layers // config["sliding_window_pattern"]
             if windows == "rounded up":
                 full = math.ceil(layers / config["sliding_window_pattern"])
+            if windows == "in parts":
+                full = layers / config["sliding_window_pattern"]
             if windows == "swapped":
                 full = layers - full
         return 4 * kv_heads * head_dim * (full * tokens + (layers - full) * window)
@@ -298,7 +322,7 @@ def _own_case(rng: random.Random) -> tuple:
     if rng.random() < 0.5:
         config["head_dim"] = rng.choice((128, 256))
     if kind == "window":
-        config |= {"sliding_window": rng.choice((512, 1024, 4096)), "sliding_window_pattern": rng.choice((2, 6))}
+        config |= {"sliding_window": rng.choice((512, 4096, 16_384)), "sliding_window_pattern": rng.choice((2, 6))}
     return (config,)
 
 
@@ -400,6 +424,11 @@ EXERCISES = (
                 "you rounded a number down to whole bytes (`//`): at 4 bits it takes half a byte",
             ),
             Mistake(
+                "2 bytes always",
+                lambda n, hidden, h, k, d, t, bits: 4 * n * k * d * t,
+                "you took 2 bytes a number every time: `bits` says how wide a number is",
+            ),
+            Mistake(
                 "one layer",
                 lambda n, hidden, h, k, d, t, bits: 2 * k * d * t * bits / 8,
                 "this is the cache of one layer: every layer has its own",
@@ -440,6 +469,11 @@ EXERCISES = (
                 "at least one",
                 lambda n, k, d, tp: 4 * n * max(1, k // tp) * d,
                 "10 heads on 4 ranks: the fullest has 3, not 2; round up",
+            ),
+            Mistake(
+                "parts above one",
+                lambda n, k, d, tp: 4 * n * max(1, k / tp) * d,
+                "10 heads on 4 ranks are not 2.5 each: the fullest has 3",
             ),
             Mistake(
                 "not divided",
@@ -483,6 +517,21 @@ EXERCISES = (
                 "K and V",
                 lambda n, h, r, p, tp, t: 4 * n * (r + p) * t,
                 "one vector serves as key and as value: do not count it twice",
+            ),
+            Mistake(
+                "latent twice",
+                lambda n, h, r, p, tp, t: 2 * n * (2 * r + p) * t,
+                "the latent is key and value at once: count its numbers once",
+            ),
+            Mistake(
+                "latent dealt out",
+                lambda n, h, r, p, tp, t: 2 * n * (r / tp + p) * t,
+                "the latent cannot be dealt out: not only the position, all of it is on every rank",
+            ),
+            Mistake(
+                "keys and values of every head",
+                lambda n, h, r, p, tp, t: 4 * n * h * (r + p) * t,
+                "this is a key and a value for each head: MLA keeps one latent for all heads, and it once",
             ),
             Mistake(
                 "position missing",
@@ -556,6 +605,11 @@ EXERCISES = (
                 lambda f, w, window, b, t: b * (w * t + f * min(t, window)),
                 "full and window layers are swapped",
             ),
+            Mistake(
+                "one less",
+                lambda f, w, window, b, t: b * (f * t + w * min(t, window - 1)),
+                "one token short: here a window layer keeps all `window` of them",
+            ),
         ),
         unit="bytes",
     ),
@@ -599,6 +653,21 @@ EXERCISES = (
                 "not whole",
                 lambda pool, b, t, block: pool // (block * b) / math.ceil(t / block),
                 "there is no part of a request: round down",
+            ),
+            Mistake(
+                "nothing rounded",
+                lambda pool, b, t, block: pool / (block * b) / math.ceil(t / block),
+                "there is no part of a block and none of a request: round both down",
+            ),
+            Mistake(
+                "to the nearest",
+                lambda pool, b, t, block: round(pool // (block * b) / math.ceil(t / block)),
+                "a request that fits in part does not fit: round down, not to the nearest",
+            ),
+            Mistake(
+                "pool rounded up",
+                lambda pool, b, t, block: math.ceil(pool / (block * b)) // math.ceil(t / block),
+                "the rest of the pool is no whole block: round its blocks down",
             ),
             Mistake(
                 "blocks",
@@ -655,6 +724,11 @@ EXERCISES = (
                 _mistaken_names({"hidden / heads": "K or V missing"}),
                 "'K or V missing' is exactly half; another fault can make the number too low as well",
             ),
+            Mistake(
+                "windows always full",
+                _windows_always_full,
+                "a request shorter than the window does not fill it: `min(tokens, window)`",
+            ),
         ),
     ),
     Exercise(
@@ -705,6 +779,21 @@ EXERCISES = (
                 _ranks_with(bytes_of_weight=1),
                 "the weights are bf16: the whole model has 2 bytes for each parameter",
             ),
+            Mistake(
+                "GB for GiB",
+                _ranks_with(gib=1e9),
+                "the log prints GiB: 2**30 bytes each, for the weights and for the pool",
+            ),
+            Mistake(
+                "exact bytes only",
+                _ranks_with(names={4: "fp32", 2: "bf16", 1: "fp8"}.get),
+                "the bytes per number never come out whole, as the log is rounded: take the nearest of 4, 2 and 1",
+            ),
+            Mistake(
+                "dtype of the weights",
+                _ranks_with(names=lambda x: "bf16"),
+                "the weights are bf16, the cache need not be: pool ÷ tokens are its bytes per token",
+            ),
         ),
         result="a pair (ranks, dtype), such as (2, 'fp8')",
     ),
@@ -731,6 +820,9 @@ EXERCISES = (
             (8, 8192, 149.6, 8, 40_960, 79.1, 1.0),
             (1, 1024, 75.5, 8, 40_960, 79.1, 0.9),
             (3, 131_072, 141.1, 8, 40_960, 79.1, 0.9),
+            (150, 8192, 29.3, 10, 20_480, 79.1, 0.9),
+            (180, 8192, 29.3, 10, 20_480, 79.1, 0.9),
+            (64, 8192, 141.1, 8, 40_960, 79.1, 0.9),
         ),
         random_case=_cards_case,
         mistakes=(
@@ -750,6 +842,16 @@ EXERCISES = (
                 "a rank holds its own KV heads of a request, not all of them",
             ),
             Mistake(
+                "parts of a head",
+                _cards_with(heads=lambda k, tp: max(1, k / tp)),
+                "a head is held whole: 10 KV heads on 4 cards are 3 on the fullest, not 2.5",
+            ),
+            Mistake(
+                "heads rounded down",
+                _cards_with(heads=lambda k, tp: max(1, k // tp)),
+                "the fullest rank decides: round its KV heads up",
+            ),
+            Mistake(
                 "one user",
                 _cards_with(users_counted=False),
                 "this group holds one request: asked are `users` at once",
@@ -765,14 +867,29 @@ EXERCISES = (
                 "visible memory is in GiB: 2**30 bytes each",
             ),
             Mistake(
+                "GiB for GB",
+                _cards_with(weights=lambda gb, tp: gb * 2**30 / tp),
+                "the weights are given in GB: 10**9 bytes each",
+            ),
+            Mistake(
                 "all memory",
                 _cards_with(memory=lambda gib, usable: gib * 2**30),
                 "the engine may use the share `usable` of what is visible",
             ),
             Mistake(
+                "share of the rest",
+                _share_of_the_rest,
+                "`usable` is a share of all that is visible, the weights included, not of what they leave",
+            ),
+            Mistake(
                 "16 where none fits",
                 _cards_with(nothing=16),
                 "where no group holds the load, answer 0: sixteen cards would not do either",
+            ),
+            Mistake(
+                "any number of cards",
+                _cards_with(groups=tuple(range(1, 17))),
+                "a group has 1, 2, 4, 8 or 16 cards",
             ),
         ),
         unit="cards",
@@ -787,7 +904,7 @@ EXERCISES = (
             "Three cases by key: `kv_lora_rank` says MLA (then `qk_rope_head_dim` too); `sliding_window_pattern` says "
             "that layers have windows; neither says that all layers keep everything.",
             "`sliding_window_pattern` 6: every sixth layer is full, so `layers // 6` of them. The others keep "
-            "`sliding_window` tokens.",
+            "the last `sliding_window` tokens, of 8,192.",
             "`config.get(key, default)` reads a key that may be absent: without `num_key_value_heads` every head has "
             "its own, without `head_dim` it is hidden_size // heads.",
         ),
@@ -819,6 +936,16 @@ EXERCISES = (
                 "rounded up",
                 _at_8k_with(windows="rounded up"),
                 "only every p-th layer is full: `layers // p` of them, rounded down",
+            ),
+            Mistake(
+                "in parts",
+                _at_8k_with(windows="in parts"),
+                "there is no part of a layer: `layers // p` layers are full",
+            ),
+            Mistake(
+                "window always full",
+                _at_8k_with(windows="always full"),
+                "a request of 8,192 tokens does not fill a larger window",
             ),
             Mistake(
                 "swapped",
