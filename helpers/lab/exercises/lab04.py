@@ -187,6 +187,14 @@ def _step_rank_read_once(layers, ranks, read_ms, token_ms):
     return sum(max(max(read_ms, load * token_ms) for load in _blocks(row, ranks) if load) for row in layers)
 
 
+def _step_rank_of_most_tokens(layers, ranks, read_ms, token_ms):
+    def busiest(row):
+        loads, held = _blocks(row, ranks), _contiguous(row, ranks)
+        return [row[expert] for expert in held[loads.index(max(loads))]]
+
+    return sum(layer_ms(busiest(row), read_ms, token_ms) for row in layers)
+
+
 def _step_tokens_only(layers, ranks, read_ms, token_ms):
     return sum(max(_blocks(row, ranks)) * token_ms for row in layers)
 
@@ -375,6 +383,11 @@ EXERCISES = (
                 "the first number is max/min: divide by the mean load",
             ),
             Mistake(
+                "median",
+                _skew(lambda counts: max(counts) / (statistics.median(counts) or 1)),
+                "the first number is over the median load: divide by the mean",
+            ),
+            Mistake(
                 "mean of the used",
                 _skew(lambda counts: max(counts) / statistics.fmean([c for c in counts if c])),
                 "the mean is over all experts: those without tokens count as 0",
@@ -423,7 +436,7 @@ EXERCISES = (
             "The excess over 1 is one square root; in it stand 2 · ln E, (1 − k/E), and m.",
         ),
         reference=null_estimate,
-        cases=((64, 6, 64), (64, 6, 8192), (8, 2, 16), (256, 8, 512)),
+        cases=((64, 6, 64), (64, 6, 8192), (8, 2, 16), (256, 8, 512), (64, 6, 100)),
         random_case=_null_case,
         mistakes=(
             Mistake("tokens", lambda *c: _null(*c, mean=c[2]), "m is what ONE expert gets: tokens · k / E"),
@@ -447,6 +460,11 @@ EXERCISES = (
             Mistake("no 2", lambda *c: _null(*c, factor=1), "the 2 before ln E is missing"),
             Mistake("excess alone", lambda *c: _null(*c, base=0), "this is the excess: an even load is already 1"),
             Mistake("no root", lambda *c: _null(*c, root=float), "the square root is missing"),
+            Mistake(
+                "m rounded down",
+                lambda *c: _null(*c, mean=max(1, c[1] * c[2] // c[0])),
+                "m is an average and need not be whole: divide with /, not with //",
+            ),
         ),
     ),
     Exercise(
@@ -601,6 +619,11 @@ EXERCISES = (
                 "reading and computing overlap: take the longer of both, not their sum",
             ),
             Mistake(
+                "the shorter",
+                lambda counts, read, token: sum(min(read, c * token) for c in counts),
+                "this takes the shorter of reading and computing: the longer one binds",
+            ),
+            Mistake(
                 "hottest alone",
                 lambda counts, read, token: max(read, max(counts) * token),
                 "this is the hottest expert alone: on one device all experts take their turn",
@@ -677,6 +700,21 @@ EXERCISES = (
                 "slowest layer",
                 lambda layers, *rest: max(parallel_step_ms([row], *rest) for row in layers),
                 "this is the slowest layer alone: a step runs all of them, one after another",
+            ),
+            Mistake(
+                "average layer",
+                lambda layers, *rest: parallel_step_ms(layers, *rest) / len(layers),
+                "this is the average layer: a step runs all of them, one after another",
+            ),
+            Mistake(
+                "hottest expert",
+                lambda layers, _, read, token: sum(max(read, max(row) * token) for row in layers),
+                "this is the hottest expert of each layer: its rank runs its other experts too",
+            ),
+            Mistake(
+                "rank of most tokens",
+                _step_rank_of_most_tokens,
+                "the rank with most tokens is not always the slowest: compare the ranks' times, not their tokens",
             ),
             Mistake(
                 "rank as one expert",
@@ -780,6 +818,16 @@ EXERCISES = (
                 "FLOPs by reads",
                 _effects(flops=lambda *case: what_skew_does(*case)[1]),
                 "the first number is that of the reads: FLOPs count experts run for a token, always k",
+            ),
+            Mistake(
+                "FLOPs by the share k/E",
+                _effects(flops=lambda layers, k, *_: k / len(layers[0])),
+                "the first number is the share of the experts that a token runs: an even gate runs the same k",
+            ),
+            Mistake(
+                "changes",
+                lambda *case: [factor - 1 for factor in what_skew_does(*case)],
+                "these are changes against an even gate: asked for are factors, 1 for no change",
             ),
             Mistake(
                 "no change in FLOPs is 0",
