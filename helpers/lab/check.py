@@ -115,7 +115,9 @@ def _judge(definition: Exercise, function: Callable) -> tuple[str, str]:
     first = wrong[0]
     said = f". {_call_text(function, cases[first])} "
     if outcomes[first].error is not None:
-        return NOT_YET, said + _error_text(function, outcomes[first].error) + _absent_key(outcomes[first].error, cases)
+        reason = _likely_mistake(definition, cases, outcomes)
+        why = f" Likely: {reason}." if reason else _absent_key(outcomes[first].error, cases)
+        return NOT_YET, said + _error_text(function, outcomes[first].error) + why
     if expected[first].error is not None:
         return NOT_YET, said + f"must raise {type(expected[first].error).__name__}; it returned a value."
     got, wanted = outcomes[first].value, expected[first].value
@@ -253,7 +255,8 @@ def _call_text(function: Callable, case: tuple) -> str:
 
 
 def _plain_repr(value: Any) -> str:
-    return _short(repr(_plain(value)), 80)
+    # A config is shown whole: which key matters is the question.
+    return _short(repr(_plain(value)), 400 if isinstance(value, Mapping) else 80)
 
 
 def _signature_misfit(function: Callable, case: tuple) -> str:

@@ -176,6 +176,8 @@ class Paired:
     def to_text(self) -> str:
         """One line for people: the median ratio, its interval and the number of pairs."""
         found = self.interval()
+        if found.n == 1:
+            return f"{found.median:.2f} times as long (one pair alone: no interval)"
         interval = f"{found.coverage:.0%}: {found.low:.2f} to {found.high:.2f}"
         return f"{found.median:.2f} times as long ({interval}, n = {found.n})"
 

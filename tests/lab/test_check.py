@@ -64,6 +64,21 @@ def test_each_planted_mistake_gets_its_own_message():
     assert "gave 65,536 bytes; expected 131,072 bytes: you counted K" in text_of(EXERCISE.mistakes[0].function)
 
 
+def test_a_planted_mistake_that_fails_with_an_error_is_named_too():
+    cut = Mistake("no such rank", lambda n, k, d, b: n // 0, "`int` cuts a ratio below one to 0: use `round`")
+    exercise = dataclasses.replace(EXERCISE, mistakes=(*EXERCISE.mistakes, cut))
+    text = check.evaluate(exercise, lambda n, k, d, b: 1 // 0).text
+    assert "ZeroDivisionError" in text and text.endswith(" Likely: `int` cuts a ratio below one to 0: use `round`.")
+
+
+def test_a_config_that_fails_is_shown_whole():
+    config = {f"key_{i}": i for i in range(20)}
+    exercise = dataclasses.replace(
+        EXERCISE, reference=lambda c: c["key_19"], cases=((config,),), random_case=lambda rng: (config,), mistakes=()
+    )
+    assert "'key_19': 19" in check.evaluate(exercise, lambda c: 0).text
+
+
 def test_a_wrong_factor_nobody_planted_is_still_named():
     assert text_of(lambda *a: 3 * kv_bytes_per_token(*a)).endswith("every answer is 3 times the expected one.")
 

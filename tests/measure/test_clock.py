@@ -186,6 +186,11 @@ def test_pairs_of_unequal_length_or_of_zero_seconds_are_refused():
         Paired(Timing((1.0,)), Timing((1.0, 1.0)))
     with pytest.raises(InputError):
         Paired(Timing((1.0,)), Timing((0.0,)))
+
+
+def test_one_pair_alone_gets_no_interval():
+    text = Paired(Timing((3.0,)), Timing((2.0,))).to_text()
+    assert text == "1.50 times as long (one pair alone: no interval)"
     with pytest.raises(InputError):
         says(Timing((1.0,) * 9), Timing((0.0,) * 9), at_least=1)
 
