@@ -570,7 +570,6 @@ EXERCISES = (
                 "an event that no empty line ended has not arrived: the stream was cut off",
             ),
         ),
-        result="the data of the events",
     ),
     Exercise(
         id="5.2",
@@ -714,7 +713,7 @@ EXERCISES = (
     ),
     Exercise(
         id="5.4",
-        title="A percentile that counts failures",
+        title="A percentile with failures",
         minutes=6,
         difficulty=3,
         why="a server that drops its slowest requests has a fine P95, if failures are left out.",
@@ -773,7 +772,7 @@ EXERCISES = (
     ),
     Exercise(
         id="5.5",
-        title="The system's throughput and one request's",
+        title="Throughput: system and request",
         minutes=6,
         difficulty=2,
         why="both are called tokens per second, and they may lie an order of magnitude apart.",
@@ -861,7 +860,7 @@ EXERCISES = (
     ),
     Exercise(
         id="5.6",
-        title="What is wrong with five measurements",
+        title="Find what is wrong: five reports",
         minutes=12,
         difficulty=4,
         why="a number rarely says how it was taken; beside the stream itself it gives itself away.",
