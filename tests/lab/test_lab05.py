@@ -191,13 +191,43 @@ def test_a_right_answer_by_another_way_is_accepted(exercise_id, answer):
     assert result.state == check.CORRECT, result.text
 
 
+def _first_choice(chunk):
+    return any(chunk["choices"][0]["delta"].get(key) for key in lab05.OUTPUT_KEYS) if chunk["choices"] else False
+
+
+def _ranked(samples, failures):
+    return sorted([*samples, *[math.inf] * failures])
+
+
+def _rank_up(samples, p, failures):
+    return math.ceil(p * (len(samples) + failures) / 100)
+
+
+def _one_character_more(stream):
+    return {**stream, "characters": stream["characters"] + 1}
+
+
 WRONG_BUT_CLOSE = (
     ("5.1", lambda reads: b"".join(reads).decode().replace("data: ", "").split("\n\n")[:-1], "returned 0 of them"),
     ("5.1", lambda reads: lab05.sse_data([r.decode(errors="replace").encode() for r in reads]), "cut in two is lost"),
     ("5.2", lambda sent, events: events[0][0] - sent, "nothing that anyone can use"),
+    ("5.2", lambda sent, events: next((at - sent for at, c in events if _first_choice(c)), None), "look at each"),
+    (
+        "5.3",
+        lambda sent, at, n: None if n is None or n == 1 or at[0] == at[-1] else (at[-1] - at[0]) / (n - 1),
+        "N = 0",
+    ),
     ("5.3", lambda sent, at, n: (at[-1] - at[0]) / (n - 1) if n and n > 1 else None, "its pace was not seen"),
     ("5.3", lambda sent, at, n: lab05.tpot_ms(sent, at, n) or 0.0, "return None"),
     ("5.4", lambda samples, p, failures: lab05.percentile(samples, p, 0), "the failures are missing"),
+    ("5.4", lambda samples, p, failures: _ranked(samples, failures)[_rank_up(samples, p, failures)], "index r − 1"),
+    ("5.6", lambda stream, reported: lab05._diagnosis(stream, reported, tolerance=0.05), "expected ['unexplained'"),
+    (
+        "5.6",
+        lambda stream, reported: lab05._diagnosis(stream, reported, tolerance=0.003),
+        "expected ['right', 'events']",
+    ),
+    ("5.6", lambda stream, reported: lab05.diagnose(_one_character_more(stream), reported), "expected ['right', 'char"),
     ("5.7", lambda arrivals, service: list(service), "the wait for a busy server is missing"),
     ("5.9", lambda reported, run: "TTFT", "expected 'end to end'"),
     (
@@ -205,6 +235,9 @@ WRONG_BUT_CLOSE = (
         lambda reported, run: _what_by_ratio(reported, {"output_tokens": 9, **run}),
         "must raise",
     ),
+    ("5.9", lambda reported, run: _what_by_ratio(reported, {**run, "input_tokens": 9}), "must raise"),
+    ("5.9", lambda reported, run: _what_by_ratio(reported, {**run, "ttft_ms": run["ttft_ms"] or 1.0}), "must raise"),
+    ("5.9", lambda reported, run: _what_by_ratio(reported, {**run, "e2e_ms": run["e2e_ms"] or 1.0}), "must raise"),
 )
 
 

@@ -114,6 +114,15 @@ def _without(*keys: str) -> Callable[[Mapping], bool]:
     return lambda delta: any(delta.get(key) for key in OUTPUT_KEYS if key not in keys)
 
 
+def _first_choice_only(sent_ms, events):
+    return ttft_ms(sent_ms, [[at, {"choices": chunk["choices"][:1]}] for at, chunk in events])
+
+
+def _first_without_role(sent_ms, events):
+    found = [at for at, chunk in events for choice in chunk["choices"] if "role" not in choice["delta"]]
+    return found[0] - sent_ms if found else None
+
+
 def _ttft_or(instead: Callable[[Sequence], float]):
     def wrong(sent_ms, events):
         right = ttft_ms(sent_ms, events)
@@ -127,6 +136,7 @@ def _delta(**delta) -> dict:
 
 
 _ROLE, _USAGE = _delta(role="assistant", content=""), {"choices": []}
+_SECOND_CHOICE = {"choices": [{"delta": {"content": ""}}, {"delta": {"content": "A"}}]}
 
 
 def _ttft_case(rng: random.Random) -> tuple:
@@ -176,6 +186,12 @@ def _pace_zero(unknown: bool, few: bool, burst: bool):
     return wrong
 
 
+def _pace_of_no_tokens(sent_ms, arrivals_ms, output_tokens):
+    if output_tokens == 0:
+        return (arrivals_ms[-1] - arrivals_ms[0]) / -1
+    return tpot_ms(sent_ms, arrivals_ms, output_tokens)
+
+
 def _pace_guessing_n(sent_ms, arrivals_ms, output_tokens):
     return tpot_ms(sent_ms, arrivals_ms, len(arrivals_ms) if output_tokens is None else output_tokens)
 
@@ -211,6 +227,11 @@ def _rank(index: Callable[[int, int], int], *, failures_as: float | None = math.
 
 def _nearest(p: int, n: int) -> int:
     return math.ceil(p * n / 100) - 1
+
+
+def _one_too_far(samples, p, failures):
+    everything = sorted(samples) + [math.inf] * failures
+    return everything[math.ceil(p * len(everything) / 100)]  # off the end where the rank is the last: an IndexError
 
 
 def _interpolated(samples, p, failures):
@@ -325,6 +346,17 @@ def _n_for_gaps(ttft, tpot):
     tpot["right"] = (last - first) / tokens
 
 
+def _counts_for_gaps(ttft, tpot):
+    for word in ("characters", "events"):
+        count = round((ttft["whole answer"] - ttft["right"]) / tpot[word]) + 1
+        tpot[word] *= (count - 1) / count
+
+
+def _diagnosing_nearest(stream, reported):
+    pairs = zip(_candidates(stream), (reported["ttft_ms"], reported["tpot_ms"]), strict=True)
+    return [min(ways, key=lambda word: abs(ways[word] - value)) for ways, value in pairs]
+
+
 def _events_are_tokens(ttft, tpot):
     tpot["right"], tpot["events"] = tpot["events"], tpot["right"]
 
@@ -387,6 +419,10 @@ def _waits_for_the_one_before(arrivals_s, service_s):
 def _never_idle(arrivals_s, service_s):
     ends = list(itertools.accumulate(service_s, initial=arrivals_s[0]))[1:]
     return [end - arrived for end, arrived in zip(ends, arrivals_s, strict=True)]
+
+
+def _never_idle_from_zero(arrivals_s, service_s):
+    return [end - arrived for end, arrived in zip(itertools.accumulate(service_s), arrivals_s, strict=True)]
 
 
 def _latency(change: Callable[[float, float, float], float]):
@@ -475,7 +511,7 @@ def _it_nearest(reported_ms, measured):
     return "TTFT" if nearer else "end to end"
 
 
-def _run(ttft: float, e2e: float, **other: object) -> dict:
+def _run(ttft: float | None, e2e: float | None, **other: object) -> dict:
     run = {"concurrency": 8, "input_tokens": 512, "output_tokens": 128, "ttft_ms": ttft, "e2e_ms": e2e}
     return {**run, **other}
 
@@ -588,6 +624,7 @@ EXERCISES = (
             (50.0, [[60.0, _USAGE], [300.0, _delta(reasoning="Hm")], [900.0, _delta(content="Yes")]]),
             (50.0, [[60.0, _ROLE], [300.0, _delta(tool_calls=[{"index": 0}])], [350.0, _delta()]]),
             (0.0, [[5.0, _ROLE], [200.0, _delta(content="")], [300.0, _USAGE]]),
+            (0.0, [[5.0, _ROLE], [310.0, _SECOND_CHOICE], [350.0, _delta(content="The")]]),
         ),
         random_case=_ttft_case,
         mistakes=(
@@ -595,6 +632,16 @@ EXERCISES = (
                 "first event",
                 lambda sent, events: events[0][0] - sent,
                 "this is the first event: a role with an empty text is nothing that anyone can use",
+            ),
+            Mistake(
+                "first without a role",
+                _first_without_role,
+                "an event without a role may be empty as well: ask what it carries, not what it lacks",
+            ),
+            Mistake(
+                "first choice only",
+                _first_choice_only,
+                "a chunk may have several choices: look at each, not only at the first",
             ),
             Mistake(
                 "key present",
@@ -658,6 +705,7 @@ EXERCISES = (
             (100.0, [400.0, 440.0, 500.0], None),
             (100.0, [400.0], 1),
             (100.0, [800.0, 800.0, 800.0], 3),
+            (100.0, [400.0, 440.0], 0),
         ),
         random_case=_tpot_case,
         mistakes=(
@@ -703,6 +751,11 @@ EXERCISES = (
                 "one token has no gap: None, not 0",
             ),
             Mistake(
+                "only one token refused",
+                _pace_of_no_tokens,
+                "a server may tell N = 0: every N below 2 has no TPOT, not only N = 1",
+            ),
+            Mistake(
                 "zero for none at all",
                 _pace_zero(True, True, True),
                 "where it cannot be known return None: 0 is a number, and the best one there is",
@@ -743,7 +796,7 @@ EXERCISES = (
             ),
             Mistake(
                 "one too far",
-                _rank(lambda p, n: math.ceil(p * n / 100)),
+                _one_too_far,
                 "a list counts from 0: rank r is at index r − 1",
             ),
             Mistake(
@@ -755,6 +808,16 @@ EXERCISES = (
                 "rank rounded down",
                 _rank(lambda p, n: p * n // 100 - 1),
                 "the rank is rounded up: rounded down, fewer than p per cent of the samples lie at or below it",
+            ),
+            Mistake(
+                "rounded",
+                _rank(lambda p, n: round(p * n / 100) - 1),
+                "`round` also rounds down: the rank is always rounded up",
+            ),
+            Mistake(
+                "share of the last index",
+                _rank(lambda p, n: int(p * (n - 1) / 100)),
+                "p per cent of the last index, cut off, is one of the ways to interpolate: the rank is ⌈p · n / 100⌉",
             ),
             Mistake("not sorted", _rank(_nearest, ordered=False), "the samples have to be in order first"),
             Mistake(
@@ -835,6 +898,16 @@ EXERCISES = (
                 "failed requests are credited with tokens that nobody got",
             ),
             Mistake(
+                "failed in the median",
+                lambda requests: [throughput(requests)[0], throughput(_all_sound(requests))[1]],
+                "the second number is a median over sound requests only: failed ones are in it",
+            ),
+            Mistake(
+                "failed in the sum",
+                lambda requests: [throughput(_all_sound(requests))[0], throughput(requests)[1]],
+                "the first number counts tokens of failed requests, which nobody got",
+            ),
+            Mistake(
                 "failed left out of the time",
                 lambda requests: throughput([r for r in requests if not r["failed"]]),
                 "failed requests give no tokens, but the time they took is part of the system's time",
@@ -874,6 +947,10 @@ EXERCISES = (
             *FIVE_MEASUREMENTS,
             (_PLAIN, _measured(_PLAIN, "unexplained", "unexplained")),
             (_CHINESE, _measured(_CHINESE, "headers", "events")),
+            (_CHINESE, _measured(_CHINESE, "right", "characters")),
+            # 3 % off is not explained, 0.5 % off is.
+            (_PLAIN, {"ttft_ms": 412.0, "tpot_ms": 19.7}),
+            (_PLAIN, {"ttft_ms": 402.0, "tpot_ms": 40.2}),
         ),
         random_case=_diagnosis_case,
         mistakes=(
@@ -886,6 +963,26 @@ EXERCISES = (
                 "50 %",
                 _diagnosing(tolerance=0.5),
                 "this tolerance lets too much pass: compare within 1 %",
+            ),
+            Mistake(
+                "10 %",
+                _diagnosing(tolerance=0.1),
+                "3 % off passes here: 1 % is asked for",
+            ),
+            Mistake(
+                "0.1 %",
+                _diagnosing(tolerance=0.001),
+                "0.5 % off does not pass here: 1 % is asked for",
+            ),
+            Mistake(
+                "nearest",
+                _diagnosing_nearest,
+                "this takes the nearest way, however far: where none is within 1 % the word is 'unexplained'",
+            ),
+            Mistake(
+                "counts for gaps",
+                _diagnosing(change=_counts_for_gaps),
+                "characters and events stand for tokens here, so they too are divided by their number − 1",
             ),
             Mistake(
                 "headers and role swapped",
@@ -964,6 +1061,11 @@ EXERCISES = (
                 "a server that has nothing to do waits for the next request: it cannot begin before the arrival",
             ),
             Mistake(
+                "never idle, from zero",
+                _never_idle_from_zero,
+                "this server works from time 0 on without a pause: it begins with a request when that has arrived",
+            ),
+            Mistake(
                 "end times",
                 _latency(lambda latency, arrived, seconds: latency + arrived),
                 "these are times of the clock: subtract the arrival",
@@ -1010,6 +1112,11 @@ EXERCISES = (
                 "seconds",
                 _parts_in_seconds,
                 "the stamps are seconds: the exercise asks for milliseconds",
+            ),
+            Mistake(
+                "all in seconds",
+                _parts(lambda p: {name: ms / 1e3 for name, ms in p.items()}),
+                "all four are seconds: the exercise asks for milliseconds",
             ),
             Mistake(
                 "queue from the receipt",
@@ -1061,6 +1168,9 @@ EXERCISES = (
             (800.0, _run(727.5, 6000.0)),
             (800.0, _run(790.0, 4200.0, concurrency=None)),
             (800.0, {"concurrency": 8, "input_tokens": 512, "ttft_ms": 790.0, "e2e_ms": 4200.0}),
+            (800.0, _run(790.0, 4200.0, input_tokens=None)),
+            (800.0, _run(None, 4200.0)),
+            (800.0, _run(790.0, None)),
         ),
         random_case=_it_case,
         mistakes=(
