@@ -125,6 +125,8 @@ def _judge(definition: Exercise, function: Callable) -> tuple[str, str]:
     ending = f": {reason}." if reason else "."
     if got is None:
         return NOT_YET, said + "returned None" + (ending if reason else ": is the `return` missing?")
+    if wanted is None:
+        return NOT_YET, said + f"returned {_kind(got)}; expected None here" + ending
     if _kind(got) != _kind(wanted):
         return NOT_YET, said + f"returned {_kind(got)}; expected {definition.result or _kind(wanted)}" + ending
     if isinstance(wanted, list) and len(got) != len(wanted):

@@ -71,6 +71,13 @@ def test_a_planted_mistake_that_fails_with_an_error_is_named_too():
     assert "ZeroDivisionError" in text and text.endswith(" Likely: `int` cuts a ratio below one to 0: use `round`.")
 
 
+def test_a_value_where_there_is_none_is_told_so():
+    exercise = dataclasses.replace(
+        EXERCISE, reference=lambda *a: None, mistakes=(), result="a number of bytes, or None"
+    )
+    assert check.evaluate(exercise, lambda *a: 3).text.endswith("returned a number; expected None here.")
+
+
 def test_a_config_that_fails_is_shown_whole():
     config = {f"key_{i}": i for i in range(20)}
     exercise = dataclasses.replace(
