@@ -32,3 +32,17 @@ def shared() -> Path:
 def facts(shared: Path):
     """Read one JSON file of the ground truth: ``facts("hardware.json")``."""
     return lambda name: json.loads((shared / "facts" / name).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_path():
+    """The checkpoint folder of SmolLM2 in the user's cache; skips, saying why, on a machine that cannot fetch it."""
+    from helpers.engine import smollm2_folder
+    from helpers.errors import InputError
+
+    try:
+        return smollm2_folder()
+    except InputError as error:
+        if "cannot fetch" not in str(error):
+            raise
+        pytest.skip(str(error))

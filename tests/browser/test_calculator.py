@@ -1,6 +1,5 @@
 """The calculator of notebook 03 in JupyterLab in a real browser: run, move, read, paste, be refused."""
 
-import importlib.util
 import shutil
 from pathlib import Path
 
@@ -9,25 +8,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "03_kv_cache_size.ipynb"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
-    pytest.mark.skipif(
-        not (shutil.which("chromium") or shutil.which("chromium-browser")), reason="chromium is not installed"
-    ),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cell(tmp_path_factory):
+def cell(tmp_path_factory, lab_kit):
     """The calculator's cell of the whole notebook, after Run All Cells; what went wrong on the page is a failure."""
     from playwright.sync_api import sync_playwright
 
     from helpers.lab import notebook_file
 
-    spec = importlib.util.spec_from_file_location("lab_kit", Path(__file__).with_name("lab_kit.py"))
-    lab_kit = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(lab_kit)
     root, scratch = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("server")
     shutil.copy(NOTEBOOK, root)
     cells = notebook_file.read(NOTEBOOK).cells

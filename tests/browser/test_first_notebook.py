@@ -1,6 +1,5 @@
 """The first notebook in JupyterLab in a real browser, with the network taken away where the system allows it."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -16,13 +15,6 @@ from helpers.lab import export, notebook_file
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "01_two_accounts.ipynb"
 LOOK = [sys.executable, str(Path(__file__).with_name("screenshot.py"))]
-
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
-    pytest.mark.skipif(
-        not (shutil.which("chromium") or shutil.which("chromium-browser")), reason="chromium is not installed"
-    ),
-]
 
 
 def without_network():

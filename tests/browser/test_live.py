@@ -1,22 +1,13 @@
 """The live figure in JupyterLab in a real browser: strokes and words are added while the stream is under way."""
 
-import importlib.util
-import shutil
 import time
-from pathlib import Path
 
 import pytest
 from nbformat import v4
 
 from helpers.lab import notebook_file
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
-    pytest.mark.skipif(
-        not (shutil.which("chromium") or shutil.which("chromium-browser")), reason="chromium is not installed"
-    ),
-]
+pytestmark = pytest.mark.slow
 
 SERVER = """
 import json, socket, threading, time
@@ -55,12 +46,9 @@ seen = live.watch(url, {"messages": [{"role": "user", "content": "Hello"}], "max
 """
 
 
-def test_tokens_appear_in_the_browser_one_after_the_other_and_the_numbers_at_the_end(tmp_path):
+def test_tokens_appear_in_the_browser_one_after_the_other_and_the_numbers_at_the_end(tmp_path, lab_kit):
     from playwright.sync_api import expect, sync_playwright
 
-    spec = importlib.util.spec_from_file_location("lab_kit", Path(__file__).with_name("lab_kit.py"))
-    lab_kit = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(lab_kit)
     root, scratch = tmp_path / "notebooks", tmp_path / "server"
     root.mkdir(), scratch.mkdir()
     cells = [v4.new_code_cell(SERVER.strip(), id="server"), v4.new_code_cell(WATCH.strip(), id="watch")]

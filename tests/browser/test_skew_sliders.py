@@ -3,8 +3,6 @@
 The cell alone, with the start of the notebook: the whole notebook times things for minutes.
 """
 
-import importlib.util
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,26 +10,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "04_moe_gating_skew.ipynb"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None, reason="playwright is not installed"),
-    pytest.mark.skipif(
-        not (shutil.which("chromium") or shutil.which("chromium-browser")), reason="chromium is not installed"
-    ),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cell(tmp_path_factory):
+def cell(tmp_path_factory, lab_kit):
     """The sliders' cell after Run All Cells; what went wrong on the page is a failure."""
     from nbformat import v4
     from playwright.sync_api import sync_playwright
 
     from helpers.lab import notebook_file
 
-    spec = importlib.util.spec_from_file_location("lab_kit", Path(__file__).with_name("lab_kit.py"))
-    lab_kit = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(lab_kit)
     root, scratch = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("server")
     by_id = {cell.id: cell for cell in notebook_file.read(NOTEBOOK).cells}
     # Stands for the t(M) that the notebook measured.

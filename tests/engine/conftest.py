@@ -4,19 +4,7 @@ import pytest
 import torch
 
 from helpers.accounts import parse_config
-from helpers.engine import Tokenizer, load_folder, smollm2_folder
-from helpers.errors import InputError
-
-
-@pytest.fixture(scope="session")
-def smollm2_path():
-    """The checkpoint folder of SmolLM2 in the user's cache; skips, saying why, on a machine that cannot fetch it."""
-    try:
-        return smollm2_folder()
-    except InputError as error:
-        if "cannot fetch" not in str(error):
-            raise
-        pytest.skip(str(error))
+from helpers.engine import Tokenizer, load_folder
 
 
 @pytest.fixture(scope="session")

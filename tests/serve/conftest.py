@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from helpers.accounts import parse_config
-from helpers.engine import Tokenizer, random_decoder, smollm2_folder
-from helpers.errors import InputError
+from helpers.engine import Tokenizer, random_decoder
 from helpers.serve import ByteTokenizer, Options, Request, Sampling, running
 
 TINY = {
@@ -54,17 +53,6 @@ def tiny():
 @pytest.fixture(scope="session")
 def bytes_tokenizer():
     return ByteTokenizer(TINY["vocab_size"])
-
-
-@pytest.fixture(scope="session")
-def smollm2_path():
-    """The checkpoint folder of SmolLM2 in the user's cache; skips, saying why, on a machine that cannot fetch it."""
-    try:
-        return smollm2_folder()
-    except InputError as error:
-        if "cannot fetch" not in str(error):
-            raise
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
