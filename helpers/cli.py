@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from helpers import __version__
 from helpers.errors import InputError
 
-COMMANDS = ("account", "ceilings", "doctor", "measure", "record", "serve", "skew")
+COMMANDS = ("account", "ceilings", "claim", "doctor", "judge", "measure", "record", "serve", "skew")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,6 +2,7 @@
 
 from helpers.accounts.admission import Admission, expected_running, simulate_admission
 from helpers.accounts.capacity import ENGINES, Capacity, max_concurrency, rotary_table_bytes
+from helpers.accounts.causes import CAUSES, TRAITS, Cause
 from helpers.accounts.claim import CONDITIONS, ImprovementClaim, claimed_factor, missing_conditions
 from helpers.accounts.compute import (
     Flops,
@@ -19,8 +20,10 @@ from helpers.accounts.config import (
     parse_config_text,
     read_config,
 )
+from helpers.accounts.cost import Cost, Reference, references, usd_per_million
 from helpers.accounts.devices import Device, device, device_names
 from helpers.accounts.enginelogs import CellLine, LogFacts, Reading, read_log
+from helpers.accounts.evidence import EVIDENCE, Item
 from helpers.accounts.expert_load import (
     ExpertLoad,
     LoggedBalancedness,
@@ -29,6 +32,7 @@ from helpers.accounts.expert_load import (
     read_expert_load,
 )
 from helpers.accounts.expert_time import expert_floor_seconds, expert_seconds
+from helpers.accounts.findings import Finding, findings
 from helpers.accounts.inventory import COMPONENTS, Weight, inventory
 from helpers.accounts.kv import kv_bytes, kv_bytes_per_token, kv_read_bytes
 from helpers.accounts.kv_llamacpp import CellCache, LlamaCppCache, LlamaCppSettings, llamacpp_cache
@@ -56,6 +60,7 @@ from helpers.accounts.model import (
     MoEFFN,
     PerLayerInput,
 )
+from helpers.accounts.observation import ROLES, Observation, Run, ServerWindow, Spread
 from helpers.accounts.parameters import ExpertCounts, Parameters, count_parameters, expert_counts
 from helpers.accounts.placement import (
     PLACEMENTS,
@@ -77,6 +82,8 @@ from helpers.accounts.roofline import (
     ridge_point,
     weights_read_bytes,
 )
+from helpers.accounts.scoring import Scoring, score
+from helpers.accounts.service_floors import ServiceFloors, Subject, service_floors
 from helpers.accounts.skew import (
     balancedness,
     coefficient_of_variation,
@@ -121,25 +128,31 @@ from helpers.accounts.units import (
     format_flops,
     format_seconds,
 )
+from helpers.accounts.verdict import Verdict, verdict
 from helpers.errors import InputError
 
 __all__ = [
     "Admission",
+    "CAUSES",
     "COMPONENTS",
     "CONDITIONS",
     "CacheGroup",
     "Capacity",
+    "Cause",
     "CellCache",
     "CellLine",
-    "CompressedAttention",
     "Comparison",
+    "CompressedAttention",
+    "Cost",
     "DTYPES",
     "DecoderDetails",
     "DenseFFN",
     "Device",
     "ENGINES",
+    "EVIDENCE",
     "ExpertCounts",
     "ExpertLoad",
+    "Finding",
     "Floor",
     "Flops",
     "FullAttention",
@@ -149,6 +162,7 @@ __all__ = [
     "ImprovementClaim",
     "Indexer",
     "InputError",
+    "Item",
     "KB",
     "KIB",
     "KimiDeltaAttention",
@@ -166,21 +180,32 @@ __all__ = [
     "Mamba2",
     "MoEFFN",
     "Model",
+    "Observation",
     "PACKED_MLA",
     "PLACEMENTS",
     "Parameters",
     "PerLayerInput",
     "Placement",
+    "ROLES",
     "Reading",
     "RealRouting",
+    "Reference",
+    "Run",
     "STATE_RULES",
+    "Scoring",
+    "ServerWindow",
+    "ServiceFloors",
     "ShortConvolution",
+    "Spread",
     "StateMixer",
     "StateRule",
+    "Subject",
     "TB",
     "TIB",
+    "TRAITS",
     "TraceRequest",
     "TraceRow",
+    "Verdict",
     "VllmLayout",
     "VllmSettings",
     "Weight",
@@ -209,6 +234,7 @@ __all__ = [
     "expert_counts",
     "expert_floor_seconds",
     "expert_seconds",
+    "findings",
     "format_bytes",
     "format_count",
     "format_flops",
@@ -253,13 +279,18 @@ __all__ = [
     "read_trace",
     "recorded_routing",
     "recorded_traffics",
+    "references",
     "ridge_point",
     "rotary_table_bytes",
+    "score",
+    "service_floors",
     "simulate_admission",
     "state_bytes",
     "step_time_factor",
     "strided",
     "trace_rows",
+    "usd_per_million",
+    "verdict",
     "vllm_layout",
     "weight_bytes",
     "weights_read_bytes",

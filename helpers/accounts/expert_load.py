@@ -7,18 +7,21 @@ name. Sources: SGLang srt/eplb/expert_distribution.py; vLLM vllm/distributed/epl
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from helpers.accounts.units import count
+from helpers.accounts.units import count, positive_int
 from helpers.errors import InputError
 
 LARGEST_EXPERT = 100_000
 _COLUMNS = ("layer", "expert", "count")
+_DELIMITERS = ",;\t"
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,15 @@ class ExpertLoad:
 class LoggedBalancedness:
     """The balancedness values an engine logged, in order; a log line holds one ratio and no counts.
 
-    `idle` counts the lines of steps that routed no token. `meaning` says what the engine averaged.
+    `idle` counts the lines of steps that routed no token. `meaning` says what the engine averaged. `notes` are
+    sentences for people.
     """
 
     source: str
     values: tuple[float, ...]
     idle: int
     meaning: str
+    notes: tuple[str, ...] = ()
 
 
 def read_expert_load(
@@ -69,9 +74,10 @@ def read_expert_load(
 ) -> ExpertLoad | LoggedBalancedness:
     """The expert counts of a text file; a log gives only what it logged.
 
-    CSV: a header with ``layer,expert,count``, optionally ``step``; one row for every expert of every layer. `where`
-    keeps the rows whose other columns have these values. `experts` says how many there are, and that a row left out is
-    a zero. JSON: vLLM's dump (eplb_config.expert_load_dump_dir), or a list ``loads`` as in helpers/data.
+    CSV (comma, semicolon or tab): a header with ``layer,expert,count``, optionally ``step``; one row for every expert
+    of every layer. `where` keeps the rows whose columns have these values. `experts` says how many there are, and that
+    a row left out is a zero. JSON: vLLM's dump (eplb_config.expert_load_dump_dir), whole or one snapshot a line, or a
+    list ``loads`` as in helpers/data.
     Log: lines ``[Expert Balancedness] …`` (SGLang) or ``EPLB step: …`` (vLLM).
 
     Raises InputError naming the line or key that is not understood; for a binary file, whatever its name.
@@ -84,19 +90,22 @@ def read_expert_load(
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text") from error
-    name = path.name
-    if text.lstrip().startswith("{"):
+        # A server's log may quote any bytes of a prompt; in counts one that is no text is damage.
+        if not any(marker.encode() in content for marker in _LOG_LINES):
+            raise InputError(f"{path} is not UTF-8 text") from error
+        text = content.decode("utf-8", "replace")
+    name, logged = path.name, any(marker in text for marker in _LOG_LINES)
+    # A container runtime may wrap each line of a log as JSON.
+    if text.lstrip().startswith("{") and not logged:
         return _read_json(text, name, where or {}, experts)
-    header = [cell.strip() for cell in text.lstrip().partition("\n")[0].split(",")]
-    if set(_COLUMNS) <= set(header):
-        return _read_csv(text, name, where or {}, experts)
-    if any(marker in text for marker in _LOG_LINES):
+    if delimiter := _delimiter(text):
+        return _read_csv(text, name, delimiter, where or {}, experts)
+    if logged:
         _refuse_options(name, where, experts)
         return _read_log(text, name)
     raise InputError(
-        f"{name} is neither a CSV with the columns {', '.join(_COLUMNS)}, nor a vLLM expert-load dump, nor a log with "
-        "SGLang's [Expert Balancedness] or vLLM's EPLB step lines"
+        f"{name} is neither a CSV whose header names the columns {', '.join(_COLUMNS)}, nor a vLLM expert-load dump, "
+        "nor a log with SGLang's [Expert Balancedness] or vLLM's EPLB step lines"
     )
 
 
@@ -128,6 +137,12 @@ def make_expert_load(
         )
     totals = {layers[index]: sum(sum(step[index]) for step in used_steps) for index in used}
     least, most = min(totals, key=totals.get), max(totals, key=totals.get)
+    count(totals[most], f"{source}: the sum of layer {most}")
+    if (times := _common_factor(used_steps)) > 1:
+        notes.append(
+            f"every count is a multiple of {times}: probably each token was counted {times} times, by ranks that saw "
+            "the same tokens; ratios stay as they are, but the nulls are too low"
+        )
     if totals[least] != totals[most]:
         notes.append(
             f"the layers did not route the same tokens: layer {least} counts {totals[least]:,} assignments, layer "
@@ -140,6 +155,17 @@ def make_expert_load(
         notes=tuple(notes),
         **known,
     )
+
+
+def _common_factor(steps: Sequence[Sequence[Sequence[int]]]) -> int:
+    """The largest number that divides every count; 1 where too few were counted to tell it from chance."""
+    factor, seen = 0, 0
+    for load in chain.from_iterable(chain.from_iterable(steps)):
+        if load:
+            factor, seen = math.gcd(factor, load), seen + 1
+        if factor == 1:
+            return 1
+    return factor if seen >= 32 else 1
 
 
 def published_load(model: str, traffic: str) -> ExpertLoad:
@@ -174,8 +200,17 @@ def _refuse_options(name: str, where: Mapping[str, str] | None, experts: int | N
         raise InputError(f"{name} is no CSV: neither a column filter nor a number of experts applies to it")
 
 
-def _read_csv(text: str, name: str, where: Mapping[str, str], experts: int | None) -> ExpertLoad:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+def _delimiter(text: str) -> str | None:
+    """What separates the columns, where the first line names the three of `_COLUMNS`; otherwise None."""
+    first = text.lstrip().partition("\n")[0]
+    for delimiter in _DELIMITERS:
+        if set(_COLUMNS) <= {cell.strip().strip('"') for cell in first.split(delimiter)}:
+            return delimiter
+    return None
+
+
+def _read_csv(text: str, name: str, delimiter: str, where: Mapping[str, str], experts: int | None) -> ExpertLoad:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     found: dict[tuple[int, int, int], int] = {}
     lines: dict[tuple[int, int, int], int] = {}
     header: list[str] | None = None
@@ -220,8 +255,9 @@ def _check_header(header: list[str], name: str, where: Mapping[str, str]) -> Non
     if len(set(header)) < len(header):
         raise InputError(f"{name}: its header names a column twice")
     for column in where:
-        if column in (*_COLUMNS, "step") or column not in header:
-            others = [other for other in header if other not in (*_COLUMNS, "step")]
+        # Without some of its experts a layer would look whole.
+        if column in ("expert", "count") or column not in header:
+            others = [other for other in header if other not in ("expert", "count")]
             raise InputError(
                 f"{name} has no column {column!r} to choose rows by (it has: {', '.join(others) or 'none'})"
             )
@@ -246,9 +282,10 @@ def _refuse_missing(
     step, layer, expert = next(
         (s, la, e) for s in steps for la in layers for e in range(experts) if (s, la, e) not in found
     )
+    hint = "" if any(key[2] == 0 for key in found) else " (experts are numbered from 0)"
     raise InputError(
-        f"{name}: {f'step {step}, ' if stepped else ''}layer {layer} has no row for expert {expert}; write its 0, "
-        "or say how many experts there are, and that rows left out are zeros"
+        f"{name}: {f'step {step}, ' if stepped else ''}layer {layer} has no row for expert {expert}{hint}; write its "
+        "0, or say how many experts there are, and that rows left out are zeros"
     )
 
 
@@ -260,17 +297,26 @@ def _whole(text: str, column: str, at: str) -> int:
 
 
 def _read_json(text: str, name: str, where: Mapping[str, str], experts: int | None) -> ExpertLoad:
-    try:
-        dump = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is not readable JSON ({error})") from error
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if '"window_expert_load"' in lines[0][1] and '"snapshots"' not in lines[0][1]:
+        _refuse_options(name, where, experts)
+        return _from_vllm_lines({f"{name}, line {number}": line for number, line in lines}, name)
+    dump = _parsed(text, name)
     if isinstance(dump, dict) and isinstance(dump.get("loads"), list):
         _refuse_options(name, None, experts)
         return _from_loads(dump["loads"], name, where)
     if not isinstance(dump, dict) or not isinstance(dump.get("snapshots"), list):
         raise InputError(f"{name}: key 'snapshots' is missing, which a vLLM expert-load dump holds")
     _refuse_options(name, where, experts)
-    return _from_vllm(dump, name)
+    snapshots = {f"{name}: snapshots[{index}]": snapshot for index, snapshot in enumerate(dump["snapshots"])}
+    return _from_vllm(dump, snapshots, name)
+
+
+def _parsed(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is not readable JSON ({error})") from error
 
 
 def _from_loads(loads: list, name: str, where: Mapping[str, str]) -> ExpertLoad:
@@ -291,13 +337,16 @@ def _from_loads(loads: list, name: str, where: Mapping[str, str]) -> ExpertLoad:
             count(value, f"{at}.{key}")
         if sum(row) != tokens * k:
             raise InputError(f"{at}: its counts add up to {sum(row)}, not to tokens · experts_per_token ({tokens * k})")
+        if max(row) > tokens:
+            raise InputError(f"{at}: {max(row)} of its {tokens} tokens chose one expert, which each can only once")
         if layer in chosen:
             others = [key for key in load if key not in (*keys, *where)]
             hint = f"; choose by {' or '.join(others)}" if others else ""
             raise InputError(f"{at}: layer {layer} stands a second time{hint}")
         chosen[layer] = {"row": row, "tokens": tokens, "k": k}
     if not chosen:
-        raise InputError(f"{name} holds no load with {', '.join(f'{key}={value}' for key, value in where.items())}")
+        chosen_by = " with " + ", ".join(f"{key}={value}" for key, value in where.items()) if where else ""
+        raise InputError(f"{name} holds no load{chosen_by}")
     if len({(entry["tokens"], entry["k"], len(entry["row"])) for entry in chosen.values()}) > 1:
         raise InputError(f"{name}: the chosen layers differ in tokens, experts or experts_per_token")
     layers, first = sorted(chosen), next(iter(chosen.values()))
@@ -305,27 +354,49 @@ def _from_loads(loads: list, name: str, where: Mapping[str, str]) -> ExpertLoad:
     return make_expert_load(name, layers, rows, tokens=first["tokens"], experts_per_token=first["k"])
 
 
-def _from_vllm(dump: Mapping[str, Any], name: str) -> ExpertLoad:
+_VLLM_KEYS = ("model_name", "world_size", "num_moe_layers", "num_physical_experts", "num_redundant_experts")
+
+
+def _from_vllm_lines(lines: Mapping[str, str], name: str) -> ExpertLoad:
+    """The newer form of the dump: one snapshot a line, each with what the older one says once."""
+    snapshots = {where: _parsed(line, where) for where, line in lines.items()}
+    first: dict[str, Any] = {}
+    for where, snapshot in snapshots.items():
+        if not isinstance(snapshot, dict):
+            raise InputError(f"{where} is no JSON object")
+        first = first or snapshot
+        if other := [key for key in _VLLM_KEYS if snapshot.get(key) != first.get(key)]:
+            raise InputError(f"{where}: key {other[0]!r} is another than in the first line: these are two recordings")
+    return _from_vllm(first, snapshots, name)
+
+
+def _from_vllm(dump: Mapping[str, Any], snapshots: Mapping[str, Any], name: str) -> ExpertLoad:
     """Snapshots of physical slots; they are not folded to logical experts, as the map of a snapshot may be a later one.
 
     Ranks hold contiguous slots, so the load of a rank is exact.
     """
     ranks = dump.get("world_size")
     if ranks is not None:
-        count(ranks, f"{name}: key 'world_size'")
-    steps, notes = [], []
-    for index, snapshot in enumerate(dump["snapshots"]):
-        where = f"{name}: snapshots[{index}]"
+        positive_int(ranks, f"{name}: key 'world_size'")
+    steps = []
+    for where, snapshot in snapshots.items():
         if not isinstance(snapshot, dict) or "window_expert_load" not in snapshot:
             raise InputError(f"{where}: key 'window_expert_load' is missing")
         steps.append(_table(snapshot["window_expert_load"], f"{where}.window_expert_load"))
     if not steps:
         raise InputError(f"{name}: key 'snapshots' is empty")
     slots = len(steps[0][0])
-    replicas = dump.get("num_redundant_experts") or 0
+    for key, held in (("num_moe_layers", len(steps[0])), ("num_physical_experts", slots)):
+        if dump.get(key, held) != held:
+            raise InputError(f"{name}: key {key!r} is {dump[key]!r}, but window_expert_load holds {held}")
+    replicas = count(dump.get("num_redundant_experts") or 0, f"{name}: key 'num_redundant_experts'")
     held = f"{slots} physical slots, of which {replicas} are replicas" if replicas else f"{slots} physical slots"
-    notes.append(f"counts are those of {held}, as they lay on the ranks; each snapshot is one window of passes")
-    return make_expert_load(name, range(len(steps[0])), steps, notes, ranks=ranks or None)
+    notes = [f"counts are those of {held}, as they lay on the ranks; each snapshot is one window of passes"]
+    numbers, window = [snapshot.get("step") for snapshot in snapshots.values()], dump.get("window_size")
+    known = all(isinstance(value, int) for value in (*numbers, window))
+    if known and any(0 <= later - earlier < window for earlier, later in pairwise(numbers)):
+        notes.append(f"snapshots lie closer than their window of {window} passes: some passes are counted twice")
+    return make_expert_load(name, range(len(steps[0])), steps, notes, ranks=ranks)
 
 
 def _table(value: Any, where: str) -> list[tuple[int, ...]]:
@@ -343,41 +414,62 @@ def _table(value: Any, where: str) -> list[tuple[int, ...]]:
     return [tuple(row) for row in value]
 
 
-_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+# Both engines print the ratio with a fixed number of digits: fewer are those of a line that was cut.
 _LOG_LINES = {
     "[Expert Balancedness]": (
-        re.compile(rf"current_pass_balancedness={_NUMBER}(?:\s.*gpu_physical_count_sum={_NUMBER})?"),
+        re.compile(
+            r"\[Expert Balancedness\] forward_pass_id=(?P<step>[0-9]+) "
+            r"current_pass_balancedness=(?P<ratio>[0-9]\.[0-9]{3})(?:\s.*?gpu_physical_count_sum=(?P<tokens>[0-9]+))?"
+        ),
         "SGLang: mean over max of the ranks, averaged over all layers; dense layers count as 1",
     ),
     "EPLB step:": (
-        re.compile(rf"avg_tokens={_NUMBER}, max_tokens={_NUMBER}, balancedness={_NUMBER}"),
-        "vLLM: Σ mean over Σ max; from August 2025 until mid-2026 it was reduced over layers in place of ranks, so "
-        "find out which version wrote it",
+        re.compile(
+            r"EPLB step:(?: (?P<step>[0-9]+) for model (?P<model>.+?):)? "
+            r"avg_tokens=[0-9.]+, max_tokens=(?P<tokens>[0-9]+), balancedness=(?P<ratio>[0-9]+\.[0-9]{4})"
+        ),
+        "vLLM: Σ mean over Σ max; from August 2025 until August 2026 (its pull request 51813) it was reduced over "
+        "layers in place of ranks, so find out which version wrote it",
     ),
 }
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_PROCESS = re.compile(r"\bpid=([0-9]+)\)")
 
 
 def _read_log(text: str, name: str) -> LoggedBalancedness:
     markers = [marker for marker in _LOG_LINES if marker in text]
     if len(markers) > 1:
         raise InputError(f"{name} holds lines of both SGLang and vLLM: split it, their balancedness differs")
-    pattern, meaning = _LOG_LINES[markers[0]]
-    values, idle = [], 0
-    for number, line in enumerate(text.splitlines(), 1):
-        if markers[0] not in line:
+    marker, (pattern, meaning) = markers[0], _LOG_LINES[markers[0]]
+    # Older versions of SGLang do not log the sum; where others do, a line without it was cut.
+    sums_logged = "gpu_physical_count_sum=" in text
+    logged: list[tuple[int, dict[str, str | None]]] = []
+    processes: set[str] = set()
+    for number, line in enumerate(_COLOUR.sub("", text).splitlines(), 1):
+        if marker not in line:
             continue
-        match = pattern.search(line)
-        if match is None:
-            raise InputError(f"{name}, line {number}: a {markers[0]} line whose values are not understood")
-        # Of SGLang: ratio, and in newer versions the tokens; of vLLM: mean, maximum, ratio.
-        numbers = [1.0 if group is None else float(group) for group in match.groups()]
-        value, tokens = (numbers[0], numbers[1]) if len(numbers) == 2 else (numbers[2], numbers[1])
-        if not tokens:
+        # Processes that write at once may share a line.
+        found = [match.groupdict() for match in pattern.finditer(line)]
+        if len(found) != line.count(marker) or (sums_logged and any(entry["tokens"] is None for entry in found)):
+            raise InputError(f"{name}, line {number}: a line with {marker!r} whose values are not understood")
+        logged += [(number, entry) for entry in found]
+        processes.update(_PROCESS.findall(line))
+    if len(models := {entry["model"] for _, entry in logged if entry.get("model")}) > 1:
+        raise InputError(f"{name} holds lines of several models ({', '.join(sorted(models))}): keep those of one")
+    values, idle = [], 0
+    for number, entry in logged:
+        value = float(entry["ratio"])
+        if entry["tokens"] is not None and not int(entry["tokens"]):
             idle += 1
-        elif not 0 < value <= 1.0005:
+        elif not 0 < value <= 1:
             raise InputError(f"{name}, line {number}: balancedness {value} does not lie between 0 and 1")
         else:
             values.append(value)
     if not values:
         raise InputError(f"{name}: none of its {idle} logged steps routed a token")
-    return LoggedBalancedness(name, tuple(values), idle, meaning)
+    # vLLM's step starts again after each rearrangement, SGLang's pass only with its process.
+    again = marker != "EPLB step:" and any(int(a["step"]) >= int(b["step"]) for (_, a), (_, b) in pairwise(logged))
+    notes = []
+    if again or len(processes) > 1:
+        notes.append("the lines are those of several processes: a server that was started again, or several servers")
+    return LoggedBalancedness(name, tuple(values), idle, meaning, tuple(notes))

@@ -11,7 +11,7 @@ from helpers.errors import InputError
 ROLES = ("load", "alone", "repeat", "beside_long", "direct", "second_client")
 """What a run is for.
 
-load           the load that is judged
+load           the load that is judged: of several the one with the largest concurrency or rate, the others are a sweep
 alone          one request at a time (several prompt lengths: the slope of TTFT over length)
 repeat         the prompt of an earlier request sent again, one at a time: does a prefix cache answer?
 beside_long    short requests streaming while one much longer prompt is computed
@@ -73,7 +73,9 @@ class Run:
     Exactly one of `concurrency` and `rate_per_s` is set. `ttft` counts from the intended start in an open loop.
     `headers`: end of the response's head. `gap`: between output events. `events_per_read`: output events ÷ reads that
     carried any, 1 where each arrived alone. `sent_on_new_connection`: share of requests that opened one.
-    `long_prompt_tokens`, `long_ttft`: of the long request in a run beside_long.
+    `long_prompt_tokens`, `long_ttft`: of the long request in a run beside_long. `ttft_of_window_mean`: the client's
+    mean TTFT from the send over all requests that `server` counts, those before and after the measured ones included;
+    it is what `server.ttft_mean` compares with.
     """
 
     role: str
@@ -102,6 +104,7 @@ class Run:
     prompts_repeat: bool = False
     base_url: str | None = None
     server: ServerWindow | None = None
+    ttft_of_window_mean: float | None = None
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:

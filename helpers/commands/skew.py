@@ -7,6 +7,7 @@ with their balancedness lines.
 import argparse
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from helpers.accounts.expert_load import ExpertLoad, LoggedBalancedness, read_expert_load
@@ -24,13 +25,17 @@ from helpers.accounts.units import positive_int
 from helpers.errors import InputError
 
 EXAMPLE = "python -m helpers skew helpers/data/expert_load.json --where traffic=law --ranks 8"
+FILES = (
+    "a CSV with the header layer,expert,count (optionally step), .npy or .npz, an SGLang .pt or vLLM JSON dump, or a "
+    "server's log; several only of one SGLang per-pass recording, one of each rank"
+)
 BATCHES = (1, 8, 64, 256)
 _BINARY = (b"\x93NUMPY", b"PK\x03\x04", b"\x80")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``skew``."""
-    parser.add_argument("files", metavar="FILE", nargs="+", help="expert counts; several only of one SGLang recording")
+    parser.add_argument("files", metavar="FILE", nargs="+", help=FILES)
     parser.add_argument(
         "--ranks", type=int, metavar="R", help="expert-parallel ranks (default: the dump's, else one each)"
     )
@@ -56,6 +61,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     loads = [[rank_loads(row, placement) for row in step] for step in load.steps]
     of_layers = [rank_loads(row, placement) for row in counts]
     notes = list(load.notes)
+    if load.ranks and (ranks, args.placement) != (load.ranks, "contiguous"):
+        notes.append(f"the dump's own are {load.ranks} ranks, contiguous; this is what another placement would give")
     if experts_per_token is None:
         notes.append(
             "experts per token are not known (say --tokens): the nulls are for assignments drawn one by one, a bit high"
@@ -104,7 +111,7 @@ def _read(args: argparse.Namespace) -> ExpertLoad | LoggedBalancedness:
 
 def _starts_binary(path: str) -> bool:
     try:
-        with open(path, "rb") as file:
+        with Path(path).expanduser().open("rb") as file:
             return file.read(8).startswith(_BINARY)
     except OSError:
         return False
@@ -176,6 +183,7 @@ def _of_log(log: LoggedBalancedness, args: argparse.Namespace) -> dict[str, Any]
         },
         "notes": [
             log.meaning,
+            *log.notes,
             "a log line holds no counts: neither skew of a layer, nor its null, nor a step time can be told from it",
         ],
     }

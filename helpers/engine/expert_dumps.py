@@ -4,6 +4,7 @@ A pickle runs code of whoever wrote it and is never unpickled: arrays are read w
 with ``weights_only=True``. Source of the .pt layouts: SGLang srt/eplb/expert_distribution.py, the `dump` methods.
 """
 
+import warnings
 import zipfile
 from array import array
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,10 @@ from helpers.accounts.expert_load import (
 )
 from helpers.accounts.units import positive_int
 from helpers.errors import InputError
+
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_MOST_COUNTS = 2**28
+"""Counts one tensor may hold: a file of a few bytes can claim a tensor beyond any memory."""
 
 BINARY_MAGIC = (b"\x93NUMPY", b"PK\x03\x04", b"\x80")
 """How the binary files start: .npy, a zip (.npz or .pt), a bare pickle."""
@@ -115,10 +120,14 @@ def _read_numpy(path: Path, kind: str, experts: int | None, wanted: str | None) 
         # ValueError for a pickle; a damaged header or archive provokes many kinds.
         raise InputError(f"{name} is not readable without unpickling ({' '.join(str(error).split())[:120]})") from error
     where = f"{name}: array {label!r}" if label else name
-    if not np.issubdtype(values.dtype, np.integer):
+    # np.load gives the bare bytes of an archive's member that is no array.
+    if not isinstance(values, np.ndarray):
+        raise InputError(f"{where} is no NumPy array")
+    if values.dtype.kind not in "iu":
         raise InputError(f"{where} is {values.dtype}, but counts and expert ids are whole numbers")
     if label == "topk_ids" or (label and label != "counts" and values.ndim == 3):
-        return _from_ids(values, where, name, experts)
+        notes = [] if label == "topk_ids" else [f"array {label!r}, of 3 dimensions, is taken for top-k ids"]
+        return _from_ids(values, where, name, experts, notes)
     if values.ndim == 2:
         values = values[None]
     elif values.ndim != 3 or label != "counts":
@@ -139,7 +148,7 @@ def _chosen(name: str, files: Sequence[str], wanted: str | None) -> str:
     return known[0]
 
 
-def _from_ids(ids: np.ndarray, where: str, name: str, experts: int | None) -> ExpertLoad:
+def _from_ids(ids: np.ndarray, where: str, name: str, experts: int | None, notes: list[str]) -> ExpertLoad:
     """Counts of top-k ids [layers, tokens, k]."""
     if ids.ndim != 3 or 0 in ids.shape:
         raise InputError(f"{where} has shape {list(ids.shape)}, but top-k ids are [layers, tokens, k]")
@@ -149,7 +158,6 @@ def _from_ids(ids: np.ndarray, where: str, name: str, experts: int | None) -> Ex
     ordered = np.sort(ids, axis=2)
     if (repeated := np.argwhere(ordered[:, :, 1:] == ordered[:, :, :-1])).size:
         raise InputError(f"{where}: layer {repeated[0][0]}, token {repeated[0][1]} chose an expert twice")
-    notes = []
     if experts is None:
         experts = largest + 1
         notes.append(f"the number of experts, {experts}, is taken from the largest id; say it where there are more")
@@ -185,14 +193,20 @@ def _read_sglang(paths: Sequence[Path], experts: int | None) -> ExpertLoad:
             passes[number] = passes[number] + counts if number in passes else counts
     if not passes:
         raise InputError(f"{paths[0].name}: key 'records' is empty")
-    steps = [passes[number] for number in sorted(passes)]
+    ranks = sorted({rank for _, rank in seen})
+    # A pass that a rank has not counted would look skewed towards the experts of the others.
+    whole = [number for number in sorted(passes) if all((number, rank) in seen for rank in ranks)]
+    if not whole:
+        raise InputError(f"{paths[0].name}: its ranks ({', '.join(map(str, ranks))}) have no forward pass in common")
+    steps = [passes[number] for number in whole]
     if len({tuple(step.shape) for step in steps}) > 1:
         raise InputError(f"{paths[0].name}: its passes count different numbers of layers or experts")
     stacked = torch.stack(steps)
     if experts is not None and experts != stacked.shape[2]:
         raise InputError(f"{paths[0].name} counts {stacked.shape[2]} physical experts, not {experts}")
-    ranks = sorted({rank for _, rank in seen})
     notes = [f"counts are those of {stacked.shape[2]} physical slots, as they lay on the ranks"]
+    if len(whole) < len(passes):
+        notes.append(f"{len(passes) - len(whole)} of {len(passes)} passes are left out, as not every rank counted them")
     if len(ranks) == 1:
         notes.append(f"only rank {ranks[0]} is in: where there are others, give the files of all, which are added up")
     return make_expert_load(
@@ -212,7 +226,10 @@ def _from_stat(dump: Mapping, name: str, experts: int | None) -> ExpertLoad:
 
 def _load_torch(path: Path) -> dict:
     try:
-        dump = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # What torch only warns of (a TorchScript archive, old storages) is refused here or of no concern.
+            warnings.simplefilter("ignore")
+            dump = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # UnpicklingError for code, RuntimeError for a broken archive, and whatever a crafted one provokes.
         reason = " ".join(str(error).split())[:80]
@@ -229,8 +246,10 @@ def _key(record: Any, key: str, where: str) -> Any:
 
 
 def _counts_tensor(value: Any, dimensions: int, where: str) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex() or value.is_sparse:
+    if not isinstance(value, torch.Tensor) or value.dtype not in _WHOLE or value.layout != torch.strided:
         raise InputError(f"{where} must be a tensor of whole numbers")
+    if value.is_meta or value.numel() > _MOST_COUNTS:
+        raise InputError(f"{where} of shape {list(value.shape)} holds no counts that could be read")
     if value.dim() != dimensions or 0 in value.shape:
         wanted = "[steps, layers, experts]" if dimensions == 3 else "[layers, experts]"
         raise InputError(f"{where} has shape {list(value.shape)}, but counts are {wanted}")

@@ -14,6 +14,8 @@ import argparse
 import json
 import math
 import os
+import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -25,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from helpers.accounts import PLACEMENTS, InputError, Placement, max_over_mean
+from helpers.accounts.units import positive_int
 from helpers.engine.moe import Routing, run_experts
 from helpers.engine.moe_skew import draw_routing, random_experts, zipf_popularity
 
@@ -65,7 +68,7 @@ class ExpertParallel:
         for rank, experts in enumerate(placement.ranks):
             self.owner[list(experts)] = rank
             self.slot[list(experts)] = torch.arange(len(experts))
-        self.gate_up, self.down = local_experts(torch.tensor(placement.ranks[self.rank]))
+        self.gate_up, self.down = local_experts(torch.tensor(placement.ranks[self.rank], dtype=torch.long))
         self.owner, self.slot = self.owner.to(self.gate_up.device), self.slot.to(self.gate_up.device)
         self.pause_s = pause_s
 
@@ -136,9 +139,18 @@ def run_expert_parallel(ranks: int, timeout_s: float = 120, **options: object) -
         process.communicate()
         raise InputError(f"expert parallelism on {ranks} ranks did not end within {timeout_s:g} s") from error
     if process.returncode:
-        said = [line.partition("error: ")[2] for line in err.splitlines() if line.startswith("error: ")]
-        raise InputError(f"expert parallelism on {ranks} ranks failed: {said[0] if said else err.strip()[-300:]}")
+        raise InputError(f"expert parallelism on {ranks} ranks failed: {_failure(err)}")
     return json.loads(next(line for line in out.splitlines() if line.startswith("{")))
+
+
+def _failure(err: str) -> str:
+    """One sentence of what torchrun printed: the program's own refusal, or how the first rank to fail ended."""
+    if said := re.search(r"^(?:\S+: )?error: (.+)$", err, re.MULTILINE):
+        return said[1]
+    if ended := re.search(r"exitcode\s*: (-?[0-9]+)", err):
+        raised = re.findall(r"^\[rank[0-9]+\]: (\w+Error: .+)$", err, re.MULTILINE)
+        return f"a rank ended with exit code {ended[1]}" + (f" ({raised[-1][:200]})" if raised else "")
+    return " ".join(err.split())[-300:]
 
 
 def on_gpus(ranks: int) -> bool:
@@ -178,11 +190,18 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> None:
     """Every skew under every placement: a step's wall time, and what each rank did in it."""
     args = _arguments(words)
+    try:
+        settings = _settings(args)
+        if "LOCAL_WORLD_SIZE" not in os.environ:
+            raise InputError("start this program with torchrun, which tells each process its rank")
+    except InputError as error:
+        raise SystemExit(f"error: {error}") from error
     on_gpu = on_gpus(int(os.environ["LOCAL_WORLD_SIZE"]))
     torch.set_num_threads(1)
     dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
-        result = _measure(args, torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu"))
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+        result = _measure(args, *settings, device)
         if dist.get_rank() == 0:
             print(json.dumps(result), flush=True)
     except InputError as error:
@@ -191,33 +210,61 @@ def main(words: Sequence[str] | None = None) -> None:
         dist.destroy_process_group()
 
 
-def _measure(args: argparse.Namespace, device: torch.device) -> dict:
+def _settings(args: argparse.Namespace) -> tuple[list[float], list[str], Callable[[int, int], float] | None]:
+    """Skews, names of placements and pause of checked arguments; refused before the ranks wait for each other."""
+    for name in (*_CONDITIONS, "steps"):
+        positive_int(getattr(args, name), f"--{name.replace('_', '-')}")
+    if args.experts_per_token > args.experts:
+        raise InputError(f"--experts-per-token ({args.experts_per_token}) is more than --experts ({args.experts})")
+    try:
+        alphas = [float(part) for part in args.alphas.split(",")]
+    except ValueError:
+        alphas = [math.nan]
+    if not all(alpha >= 0 for alpha in alphas):
+        raise InputError(f"--alphas takes numbers, zero or more, or inf, not {args.alphas!r}")
+    names = args.placements.split(",")
+    if unknown := [name for name in names if name not in PLACEMENTS]:
+        raise InputError(f"placement {unknown[0]!r} is not known; choose of {', '.join(PLACEMENTS)}")
+    if args.emulate is None:
+        return alphas, names, None
+    try:
+        per_expert, per_token = (float(part) for part in args.emulate.split(","))
+    except ValueError:
+        per_expert = per_token = math.nan
+    if not (0 <= per_expert < math.inf and 0 <= per_token < math.inf):
+        raise InputError(f"--emulate takes MS_PER_EXPERT,MS_PER_TOKEN, not {args.emulate!r}")
+    return alphas, names, lambda touched, rows: (per_expert * touched + per_token * rows) / 1000
+
+
+def _ranks_of_this_machine() -> int:
+    hosts: list = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, socket.gethostname())
+    return hosts.count(socket.gethostname())
+
+
+def _measure(
+    args: argparse.Namespace,
+    alphas: Sequence[float],
+    placements: Sequence[str],
+    pause_s: Callable[[int, int], float] | None,
+    device: torch.device,
+) -> dict:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     _at_least_two(ranks)
-    check_ranks(int(os.environ["LOCAL_WORLD_SIZE"]), args.emulate is not None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    pause = None
-    if args.emulate is not None:
-        try:
-            per_expert, per_token = (float(part) for part in args.emulate.split(","))
-        except ValueError as error:
-            raise InputError(f"--emulate takes MS_PER_EXPERT,MS_PER_TOKEN, not {args.emulate!r}") from error
-
-        def pause(touched: int, rows: int) -> float:
-            return (per_expert * touched + per_token * rows) / 1000
-
+    # Two torchruns on one machine, as two nodes, share its cores all the same.
+    check_ranks(_ranks_of_this_machine(), pause_s is not None)
     # Every rank draws the same weights and keeps its own.
     weights = random_experts(args.experts, args.hidden, args.width, device=device, seed=1)
     x = torch.randn(args.tokens, args.hidden, generator=torch.Generator().manual_seed(rank)).to(device)
     runs = []
-    for alpha in (float(part) for part in args.alphas.split(",")):
+    for alpha in alphas:
         routing = draw_routing(zipf_popularity(args.experts, alpha), args.tokens, args.experts_per_token, seed=rank)
         routing = Routing(routing.experts.to(device), routing.gates.to(device))
-        for name in args.placements.split(","):
-            if name not in PLACEMENTS:
-                raise InputError(f"placement {name!r} is not known; choose of {', '.join(PLACEMENTS)}")
-            layer = ExpertParallel(PLACEMENTS[name](args.experts, ranks), lambda ids: [w[ids] for w in weights], pause)
+        for name in placements:
+            placement = PLACEMENTS[name](args.experts, ranks)
+            layer = ExpertParallel(placement, lambda ids: [w[ids] for w in weights], pause_s)
             shown = alpha if alpha < math.inf else "inf"
             runs.append({"alpha": shown, "placement": name, **_steps(layer, x, routing, args.steps)})
     return {

@@ -111,7 +111,7 @@ def _judge(definition: Exercise, function: Callable) -> tuple[str, str]:
     expected = [_call(definition.reference, copy.deepcopy(case)) for case in cases]
     wrong = [i for i in range(len(cases)) if not _right(outcomes[i], expected[i], definition, cases[i])]
     if not wrong:
-        return CORRECT, f" ({len(cases)} cases)."
+        return CORRECT, f" ({len(cases)} cases)." if cases[0] else "."
     first = wrong[0]
     said = f". {_call_text(function, cases[first])} "
     if outcomes[first].error is not None:

@@ -1,17 +1,19 @@
 """The report of this machine: every notebook run here and now, as offline HTML: ``python -m helpers.lab.export``.
 
-Writes build/report/NN_*.html, each one file that asks the network for nothing, and build/report.html, the index.
-Copies are run; the committed notebooks stay as they are. A notebook that fails is shown as failed, up to the cell that
-failed; the others are still reported, and the exit code is 1.
+Writes build/report.html (see `helpers.lab.report_page`), and per notebook build/report/NN_*.html and the executed copy.
+Each page is one file that asks the network for nothing. Copies are run; the committed notebooks stay as they are. A
+notebook that fails is shown as failed, up to the cell that failed; the others are still reported, and the exit code
+is 1.
 """
 
 import argparse
+import contextlib
 import html
-import platform
+import os
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from latex2mathml.converter import convert
@@ -20,27 +22,14 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
 
 from helpers import __version__
+from helpers.commands.html_page import document
 from helpers.errors import InputError
-from helpers.lab import notebook_file
+from helpers.lab import ledger, notebook_file
 from helpers.lab.execute import CellFailure, run
+from helpers.lab.report_page import Chapter, minutes, minutes_text, report
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "report_template"
 NO_ALT = "No description has been provided for this image"
-
-
-@dataclass(frozen=True)
-class Chapter:
-    """One notebook of the report: its file name, title, run time, and the error that stopped it ("" for none)."""
-
-    name: str
-    title: str
-    seconds: float
-    error: str
-
-    @property
-    def page(self) -> str:
-        """The file name of its HTML page."""
-        return Path(self.name).with_suffix(".html").name
 
 
 class _MathRenderer(IPythonRenderer):
@@ -87,8 +76,8 @@ def title_of(notebook: NotebookNode, fallback: str) -> str:
     return first.split("\n")[0][2:].strip() if first.startswith("# ") else fallback
 
 
-def export_chapter(path: Path, folder: Path, progress: bool = True) -> Chapter:
-    """Run a copy of the notebook at `path` and write its page into `folder`."""
+def export_chapter(path: Path, folder: Path, progress: bool = True) -> tuple[Chapter, NotebookNode]:
+    """Run a copy of the notebook at `path`, write it and its page into `folder`; the executed copy, up to a failure."""
     error, started = "", time.monotonic()
     notebook = notebook_file.read(path)
     try:
@@ -97,35 +86,65 @@ def export_chapter(path: Path, folder: Path, progress: bool = True) -> Chapter:
         notebook, error = failure.notebook, str(failure)
     chapter = Chapter(path.name, title_of(notebook, path.stem), time.monotonic() - started, error)
     when = time.strftime("%Y-%m-%d %H:%M %Z")
-    state = f"FAILED. {error}" if error else f"ran in {chapter.seconds:.0f} s"
-    banner = f"{path.name}, run on this machine on {when} with inference-lab {__version__}: {state}"
-    notebook_file.write_text(to_html(notebook, chapter.title, banner), folder / chapter.page)
-    return chapter
+    try:
+        page = to_html(notebook, chapter.title, _banner(chapter, when))
+    except InputError as refusal:
+        chapter = replace(chapter, error=str(refusal))
+        page = document(
+            chapter.title, f"<h1>{html.escape(chapter.title)}</h1><p>{html.escape(_banner(chapter, when))}</p>"
+        )
+    notebook_file.write(notebook, folder / path.name)
+    notebook_file.write_text(page, folder / chapter.page)
+    return chapter, notebook
 
 
-def index_html(chapters: list[Chapter], folder_name: str) -> str:
-    """The index page: one row a notebook, with its state in words."""
-    rows = "\n".join(
-        f'<tr><td><a href="{folder_name}/{html.escape(c.page)}">{html.escape(c.title)}</a></td>'
-        f"<td>{'FAILED: ' + html.escape(c.error) if c.error else 'ran'}</td><td>{c.seconds:.0f} s</td></tr>"
-        for c in chapters
-    )
-    machine = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    made = f"Made on {time.strftime('%Y-%m-%d %H:%M %Z')} with inference-lab {__version__} on {machine}."
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>Report of this machine</title>
-<style>body {{ font: 16px/1.5 sans-serif; max-width: 55em; margin: 2em auto; padding: 0 1em }}
-td, th {{ text-align: left; padding: .3em 1em .3em 0; vertical-align: top; border-bottom: 1px solid #999 }}</style>
-</head>
-<body><main><h1>Report of this machine</h1>
-<p>{html.escape(made)} The notebooks were run for this page; no stored output is shown.</p>
-<table><thead><tr><th scope="col">Notebook</th><th scope="col">State</th><th scope="col">Time</th></tr></thead>
-<tbody>
-{rows}
-</tbody></table></main></body>
-</html>
-"""
+def _banner(chapter: Chapter, when: str) -> str:
+    state = f"FAILED. {chapter.error}" if chapter.error else f"ran in {minutes_text(chapter.seconds)}"
+    return f"{chapter.name}, run on this machine on {when} with inference-lab {__version__}: {state}"
+
+
+def export(paths: Sequence[Path], out: Path) -> list[Chapter]:
+    """Run copies of the notebooks at `paths` and write the report into `out`; progress on stderr."""
+    folder = out / "report"
+    if clash := [path for path in paths if path.resolve().parent == folder.resolve()]:
+        raise InputError(f"{clash[0]} lies in the folder that the report writes to")
+    if len({path.stem for path in paths}) < len(paths):
+        raise InputError("two of the notebooks have the same file name: their pages would overwrite each other")
+    # An older report must not be read as this one: the ledger takes its numbers from the copies in this folder.
+    for old in [*folder.glob("[0-9][0-9]_*.ipynb"), *folder.glob("[0-9][0-9]_*.html"), *out.glob("report.html")]:
+        old.unlink()
+    with _executed_folder(folder):
+        return _export(paths, out, folder)
+
+
+@contextlib.contextmanager
+def _executed_folder(folder: Path) -> Iterator[None]:
+    """Within it, the ledger of a notebook that runs reads the copies of this run (the kernels inherit the variable)."""
+    before = os.environ.get(ledger.FOLDER_VARIABLE)
+    os.environ[ledger.FOLDER_VARIABLE] = str(folder.resolve())
+    try:
+        yield
+    finally:
+        os.environ.pop(ledger.FOLDER_VARIABLE)
+        if before is not None:
+            os.environ[ledger.FOLDER_VARIABLE] = before
+
+
+def _export(paths: Sequence[Path], out: Path, folder: Path) -> list[Chapter]:
+    chapters: list[Chapter] = []
+    notebooks: dict[str, NotebookNode] = {}
+    for number, path in enumerate(paths, 1):
+        _say(f"notebook {number} of {len(paths)}, {path.name}; {minutes(chapters)} so far")
+        chapter, notebooks[path.stem] = export_chapter(path, folder)
+        chapters.append(chapter)
+        _say(f"{path.name} {'FAILED' if chapter.error else 'ran'} in {minutes_text(chapter.seconds)}")
+        # Written after every notebook: a run that is broken off leaves a report on what ran.
+        notebook_file.write_text(report(chapters, notebooks, "report", len(paths)), out / "report.html")
+    return chapters
+
+
+def _say(text: str) -> None:
+    print(f"report: {text}", file=sys.stderr, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -139,18 +158,17 @@ def main(argv: list[str] | None = None) -> int:
     if not paths:
         print("error: there is no notebook to report on", file=sys.stderr)
         return 2
-    chapters = []
     try:
         for path in paths:
-            chapters.append(export_chapter(path, args.out / "report"))
+            notebook_file.read(path)  # a file that is no notebook is refused before minutes are spent on the others
+        chapters = export(paths, args.out)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    notebook_file.write_text(index_html(chapters, "report"), args.out / "report.html")
     failed = [chapter for chapter in chapters if chapter.error]
     for chapter in failed:
         print(f"failed: {chapter.error}", file=sys.stderr)
-    print(f"{args.out / 'report.html'}: {len(chapters) - len(failed)} of {len(chapters)} notebooks ran")
+    print(f"{(args.out / 'report.html').resolve()}: {len(chapters) - len(failed)} of {len(chapters)} notebooks ran")
     return 1 if failed else 0
 
 

@@ -7,8 +7,9 @@ from helpers.lab.exercise import Exercise
 def definition_problems(exercise: Exercise) -> list[str]:
     """What is wrong with a definition, one sentence each; [] for a sound one.
 
-    Sound: the reference passes; a blank is "not done"; the first expected answer as a constant is rejected; there are
-    at least three mistakes, each rejected with its own message, so each differs from the reference and the others.
+    Sound: the reference passes; a blank is "not done"; the first expected answer as a constant is rejected, but for an
+    exercise without arguments; there are at least three mistakes, each rejected with its own message, so each differs
+    from the reference and the others.
     """
     problems = []
     if not 1 <= exercise.difficulty <= 5:
@@ -29,7 +30,8 @@ def definition_problems(exercise: Exercise) -> list[str]:
     if evaluate(exercise, _blank).state != NOT_DONE:
         problems.append("a blank is not reported as not done")
     constant = _constant(exercise)
-    if evaluate(exercise, constant).state != NOT_YET:
+    # An exercise without arguments asks what was found out: its answer is a constant.
+    if exercise.cases[0] and evaluate(exercise, constant).state != NOT_YET:
         problems.append(f"the constant {format_value(constant())} passes as an answer")
 
     messages = [mistake.message for mistake in exercise.mistakes]

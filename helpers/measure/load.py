@@ -13,7 +13,7 @@ import gc
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from helpers.errors import InputError
@@ -132,17 +132,25 @@ def measure_load(
     ca_file: str | None = None,
     timeout_s: float = 600.0,
     progress: Callable[[str], None] = lambda line: None,
+    texts: Sequence[str] | None = None,
+    around: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> LoadRun:
     """Send the plan's requests and keep what comes back.
 
-    Raises InputError where the endpoint cannot be used at all: unknown host, or the first request refused.
+    `texts`: prompts that are sent in turn instead of new ones. `around`: a context manager in which the load runs,
+    after the warm-up. Raises InputError where the endpoint cannot be used at all: unknown host, or the first request
+    refused.
     """
     endpoint, key = parse_endpoint(plan.base_url), key_from(key_variable)
     with Driver(endpoint, key=key, ca_file=ca_file, timeout_s=timeout_s) as driver:
         dialect, notes = _negotiate(driver, endpoint, plan)
         lengths = plan.lengths()
-        progress("asking the server how long prompts are")
-        prompts = _prompts(driver, endpoint, plan, dialect, [arrival.prompt_tokens for _, arrival in lengths])
+        targets = [arrival.prompt_tokens for _, arrival in lengths]
+        if texts is None:
+            progress("asking the server how long prompts are")
+            prompts = _prompts(driver, endpoint, plan, dialect, targets)
+        else:
+            prompts = Prompts(tuple(texts[i % len(texts)] for i in range(len(targets))), "none", False, "")
         bodies = [
             dialect.request(text, arrival.output_tokens)
             for text, (_, arrival) in zip(prompts.texts, lengths, strict=True)
@@ -155,7 +163,7 @@ def measure_load(
         sent = list(_closed(driver, jobs[: plan.warmup], _slots(plan), plan.warmup))
         jobs, times = jobs[plan.warmup :], [arrival.at_s for _, arrival in lengths[plan.warmup :]]
         progress(f"{plan.requests} measured requests")
-        with _no_garbage_collection():
+        with around(), _no_garbage_collection():
             cpu_s, wall_s = time.thread_time(), time.monotonic()
             if isinstance(plan.arrivals, ClosedLoop):
                 sent += _closed(driver, jobs, plan.arrivals.concurrency, plan.requests)

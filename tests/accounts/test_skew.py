@@ -103,6 +103,11 @@ def test_a_table_in_place_of_one_layer_is_refused():
             measure([[1, 2], [3, 4]])
 
 
+def test_an_expert_is_dead_below_a_tenth_of_the_mean():
+    assert dead_experts([10, 9, 100, 281]) == (1,)
+    assert dead_experts([10, 9, 100, 281], below=0.5) == (0, 1)
+
+
 def test_min_over_max_is_not_balancedness():
     assert balancedness([10, 10, 10, 0]) == 0.75
 

@@ -71,6 +71,31 @@ def test_the_null_is_for_the_tokens_counted(command, counts_csv):
     assert any("--tokens" in note for note in unknown["notes"]) and not known["notes"]
 
 
+def test_the_nulls_of_ranks_are_for_those_ranks(command, counts_csv):
+    result = json.loads(command(counts_csv, "--tokens", 50, "--ranks", 2, "--json")[1])
+    of_ranks = null_max_over_mean(4, 2, 50, 2)
+    assert of_ranks < null_max_over_mean(4, 2, 50)
+    assert result["null_balancedness"] == pytest.approx([1 / of_ranks] * 2)
+    assert result["null_step_time_factor"] == pytest.approx(of_ranks)
+
+
+def test_each_figure_is_the_one_its_key_names(command, tmp_path):
+    rows = {0: [90, 5, 3, 2], 1: [1, 39, 30, 30], 2: [10, 10, 10, 10]}
+    path = tmp_path / "counts.csv"
+    lines = [f"{layer},{expert},{load}" for layer, row in rows.items() for expert, load in enumerate(row)]
+    path.write_text("layer,expert,count\n" + "\n".join(lines))
+    result = json.loads(command(path, "--ranks", 2, "--json")[1])
+    assert result["assignments"] == [100, 100, 40]
+    assert result["hottest_expert"] == [0, 1, 0]
+    # Below a tenth of the mean, 25: the 2 of layer 0 and the 1 of layer 1.
+    assert result["dead_experts"] == [1, 1, 0]
+    assert result["mean_balancedness"] == pytest.approx((50 / 95 + 50 / 60 + 1) / 3)
+    assert result["step_time_factor"] == pytest.approx((95 + 60 + 20) / (50 + 50 + 20))
+    nulls = [null_max_over_mean(4, 1, load, 2) for load in result["assignments"]]
+    wanted = sum(null * load for null, load in zip(nulls, (100, 100, 40), strict=True)) / 240
+    assert result["null_step_time_factor"] == pytest.approx(wanted)
+
+
 def test_steps_are_judged_one_by_one(command, tmp_path):
     path = tmp_path / "steps.csv"
     path.write_text("step,layer,expert,count\n0,0,0,8\n0,0,1,0\n1,0,0,0\n1,0,1,8\n")
@@ -94,6 +119,14 @@ def test_a_vllm_dump_brings_its_ranks(command, tmp_path):
     assert result["conditions"]["ranks"] == 2
     assert result["balancedness"] == pytest.approx([0.6, 1])
     assert result["step_time_factor"] == pytest.approx(16 / 12)
+
+
+def test_another_placement_than_the_dumps_own_is_called_so(command, tmp_path):
+    (tmp_path / "dump.json").write_text(json.dumps(vllm_dump()))
+    for options in (["--ranks", 4], ["--placement", "strided"]):
+        notes = json.loads(command(tmp_path / "dump.json", "--json", *options)[1])["notes"]
+        assert any("the dump's own are 2 ranks, contiguous" in note for note in notes)
+    assert not any("own are" in note for note in json.loads(command(tmp_path / "dump.json", "--json")[1])["notes"])
 
 
 @pytest.mark.parametrize(("log", "median"), [(VLLM_LOG, 0.6875), (SGLANG_LOG, 0.581)])

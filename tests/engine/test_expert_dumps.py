@@ -83,6 +83,47 @@ def test_no_code_of_a_dump_is_run(tmp_path):
     assert not written.exists()
 
 
+def test_a_pass_that_a_rank_has_not_counted_is_left_out(tmp_path):
+    first = per_pass_dump(tmp_path / "r_0.pt", 0, {7: [[9, 9, 0, 0]], 8: [[1, 2, 0, 0]]})
+    second = per_pass_dump(tmp_path / "r_1.pt", 1, {8: [[0, 0, 3, 4]], 9: [[0, 0, 9, 9]]})
+    load = read_expert_dump([first, second])
+    assert load.counts == ((1, 2, 3, 4),)
+    assert any("2 of 3 passes are left out" in note for note in load.notes)
+    apart = per_pass_dump(tmp_path / "r_2.pt", 2, {30: [[1, 1, 1, 1]]})
+    with pytest.raises(InputError, match=r"ranks \(0, 1, 2\) have no forward pass in common"):
+        read_expert_dump([first, second, apart])
+
+
+def test_ranks_that_counted_the_same_tokens_are_told_by_the_common_factor(tmp_path):
+    # Without data-parallel attention every rank sees every token, and the files of the ranks are alike.
+    counts = {number: [[5, 3, 8, 1], [2, 7, 4, 4]] for number in range(6)}
+    files = [per_pass_dump(tmp_path / f"r_{rank}.pt", rank, counts) for rank in range(4)]
+    assert any("every count is a multiple of 4" in note for note in read_expert_dump(files).notes)
+    assert not any("multiple" in note for note in read_expert_dump(files[0]).notes)
+
+
+def test_a_programs_archive_is_refused_without_a_warning(tmp_path, recwarn):
+    written = tmp_path / "written"
+    with zipfile.ZipFile(tmp_path / "script.pt", "w") as file:
+        for member in ("a/data.pkl", "a/constants.pkl"):
+            file.writestr(member, pickle.dumps(Harmful(written)))
+        file.writestr("a/version", "3")
+    with zipfile.ZipFile(tmp_path / "member.npz", "w") as file:
+        file.writestr("counts.npy", pickle.dumps(Harmful(written)))
+    for name in ("script.pt", "member.npz"):
+        with pytest.raises(InputError, match=name.replace(".", r"\.")):
+            read_expert_dump(tmp_path / name)
+    assert not written.exists() and not recwarn.list
+
+
+def test_a_column_major_array_counts_the_same(tmp_path):
+    counts = np.arange(1, 13).reshape(3, 4)
+    np.save(tmp_path / "columns.npy", np.asfortranarray(counts))
+    np.save(tmp_path / "swapped.npy", counts.astype(">i4"))
+    for name in ("columns.npy", "swapped.npy"):
+        assert read_expert_dump(tmp_path / name).counts == tuple(map(tuple, counts.tolist()))
+
+
 def test_numpy_counts_are_layers_by_experts(tmp_path):
     np.save(tmp_path / "counts.npy", np.array([[1, 2], [3, 4]], dtype=np.uint16))
     assert read_expert_dump(tmp_path / "counts.npy").counts == ((1, 2), (3, 4))
@@ -107,6 +148,8 @@ def test_top_k_ids_tell_tokens_and_k(tmp_path):
     [
         ({"counts": np.ones((2, 3))}, "float64"),
         ({"counts": np.array([[1, -2]])}, "count -2"),
+        ({"counts": np.array([[1, 2]], dtype="m8[s]")}, "timedelta64"),
+        ({"counts": np.array([[True, False]])}, "bool"),
         ({"counts": np.zeros((2, 3), int)}, "every count is zero"),
         ({"counts": np.ones(3, int)}, r"shape \[3\]"),
         ({"counts": np.ones((0, 3), int)}, "counts nothing"),
@@ -128,6 +171,10 @@ def test_malformed_arrays_are_refused_by_name(tmp_path, arrays, named):
         ({}, "key 'records' is missing"),
         ([1], "holds a list"),
         ({"logical_count": torch.ones(2, 3, 4)}, "whole numbers"),
+        ({"logical_count": torch.ones(2, 3, 4, dtype=torch.bool)}, "whole numbers"),
+        ({"logical_count": torch.ones(2, 3, 4, dtype=torch.int32).to_sparse()}, "whole numbers"),
+        ({"logical_count": torch.ones(2, 3, 4, dtype=torch.int32, device="meta")}, "holds no counts"),
+        ({"logical_count": torch.ones(1, 1, 1, dtype=torch.int32).expand(9, 9, 10**8)}, "holds no counts"),
         ({"logical_count": torch.ones(3, 4, dtype=torch.int32)}, r"\[steps, layers, experts\]"),
         ({"logical_count": [[1]]}, "must be a tensor"),
         ({"records": []}, "'records' is empty"),
@@ -175,5 +222,6 @@ def test_the_real_ids_give_the_real_counts(shared):
     counts = read_expert_load(folder / "esft_deepseek_v2_lite_expert_counts.csv", {"task": "summary"})
     assert ids.counts == counts.counts
     assert ids.experts_per_token == 6
+    assert any("array 'summary', of 3 dimensions, is taken for top-k ids" in note for note in ids.notes)
     with pytest.raises(InputError, match="which of its arrays"):
         read_expert_dump(folder / "esft_deepseek_v2_lite_topk_ids.npz")

@@ -137,21 +137,6 @@ def test_make_lab_serves_the_first_notebook_under_the_url_it_prints(tmp_path):
         server.wait(30)
 
 
-def links() -> list[str]:
-    return re.findall(r"\]\(([^)\s]+)\)", README.read_text())
-
-
-@pytest.mark.parametrize("link", sorted({link for link in links() if "://" not in link}))
-def test_every_local_link_of_the_readme_exists(link):
-    path, _, anchor = link.partition("#")
-    target = ROOT / path if path else README
-    assert target.exists()
-    if anchor:
-        headings = re.findall(r"^#+ (.+)$", target.read_text(), flags=re.MULTILINE)
-        slugs = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
-        assert anchor in slugs
-
-
 def test_the_map_names_every_notebook_and_only_those_that_exist():
     named = set(re.findall(r"\]\(notebooks/([^)]+\.ipynb)\)", README.read_text()))
     assert named == {p.name for p in (ROOT / "notebooks").glob("*.ipynb")}

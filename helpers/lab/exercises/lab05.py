@@ -547,6 +547,7 @@ EXERCISES = (
             ([b"data: first line\ndata: second line\n\n"],),
             ([b"data: whole\n\ndata: cut off\n"],),
             (["data: a\u2028b\n\n".encode()],),
+            ([b"data: last\n\ndata: [DO", b"NE]\n\n"],),
         ),
         random_case=_sse_case,
         mistakes=(
@@ -601,6 +602,11 @@ EXERCISES = (
                 "the `data:` lines of one event are joined by a line end",
             ),
             Mistake(
+                "[DONE] dropped",
+                lambda reads: [text for text in sse_data(reads) if text != "[DONE]"],
+                "`[DONE]` is an event like any other here: whoever uses the events must see that the stream is whole",
+            ),
+            Mistake(
                 "unfinished counted",
                 _sse(unfinished=True),
                 "an event that no empty line ended has not arrived: the stream was cut off",
@@ -625,6 +631,7 @@ EXERCISES = (
             (50.0, [[60.0, _ROLE], [300.0, _delta(tool_calls=[{"index": 0}])], [350.0, _delta()]]),
             (0.0, [[5.0, _ROLE], [200.0, _delta(content="")], [300.0, _USAGE]]),
             (0.0, [[5.0, _ROLE], [310.0, _SECOND_CHOICE], [350.0, _delta(content="The")]]),
+            (0.0, [[5.0, _ROLE], [280.0, _delta(content="\n")], [330.0, _delta(content="The")]]),
         ),
         random_case=_ttft_case,
         mistakes=(
@@ -637,6 +644,11 @@ EXERCISES = (
                 "first without a role",
                 _first_without_role,
                 "an event without a role may be empty as well: ask what it carries, not what it lacks",
+            ),
+            Mistake(
+                "white space is nothing",
+                _first(lambda delta: any(str(delta.get(key) or "").strip() for key in OUTPUT_KEYS)),
+                "a line break or a space is a token too: only a text of no characters is empty",
             ),
             Mistake(
                 "first choice only",
@@ -706,6 +718,8 @@ EXERCISES = (
             (100.0, [400.0], 1),
             (100.0, [800.0, 800.0, 800.0], 3),
             (100.0, [400.0, 440.0], 0),
+            # One token in two events: the server's count is wrong, or its last event carries no token.
+            (100.0, [400.0, 440.0], 1),
         ),
         random_case=_tpot_case,
         mistakes=(
@@ -1105,6 +1119,11 @@ EXERCISES = (
                 {"received_at_s": 50.0, "queued_at_s": 50.125, "prefill_start_at_s": 50.1875, "prefill_end_at_s": 53.0},
                 3040.0,
             ),
+            # The client saw less than the server says it took: the two do not fit together.
+            (
+                {"received_at_s": 20.0, "queued_at_s": 20.125, "prefill_start_at_s": 20.25, "prefill_end_at_s": 20.75},
+                738.0,
+            ),
         ),
         random_case=_parts_case,
         mistakes=(
@@ -1137,6 +1156,16 @@ EXERCISES = (
                 "only the prefill taken off",
                 _parts(lambda p: p | {"delivery": p["parse"] + p["queue"] + p["delivery"]}),
                 "parse and queue are still in the delivery",
+            ),
+            Mistake(
+                "never below 0",
+                _parts(lambda p: p | {"delivery": max(0.0, p["delivery"])}),
+                "a rest below 0 says that the two measurements do not fit together: give it out, do not hide it",
+            ),
+            Mistake(
+                "without its sign",
+                _parts(lambda p: p | {"delivery": abs(p["delivery"])}),
+                "a rest below 0 says that the two measurements do not fit together: its sign is lost here",
             ),
             Mistake(
                 "shares",
