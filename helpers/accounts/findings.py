@@ -233,15 +233,16 @@ def missed_reuse(seen: Seen) -> Iterator[Finding]:
 
 
 def client_at_its_limit(seen: Seen) -> Iterator[Finding]:
-    """A measuring client that computes all the time and reads late, or reads late by a whole token in the median."""
-    share, lag, tpot = seen.load.client_cpu_share, seen.load.client_lag.p50, seen.load.tpot.p50
-    late = None if lag is None or not tpot else lag / tpot
+    """A measuring client that reads late: by half a token's time in the median, or less while it computes a lot."""
+    share, lag, token = seen.load.client_cpu_share, seen.load.client_lag.p50, _token_ms(seen.load)
+    late = None if lag is None or not token else lag / token
     computes = share is not None and share >= 0.85
     told = [f"keeps a core busy for {percent(share)} of the time"] if computes else []
     if late is not None and late > 0.05:
-        told.append(f"reads {ms(lag)} late in the median, where a token takes {ms(tpot)}")
+        told.append(f"reads {ms(lag)} late in the median, where a token takes {ms(token)}")
     words = "the client " + " and ".join(told)
-    if (computes and (late is None or late > 0.1)) or (late is not None and late > 1):
+    busy = computes if late is None else late > 0.5 or (late > 0.15 and (share or 0.0) >= 0.4)
+    if busy:
         yield Finding("client_busy", words, "client", "client_lag", trouble=True)
     elif client_is_idle(seen.load):
         within = "" if lag is None else f" and reads within {ms(lag)} in the median"
@@ -252,8 +253,15 @@ def client_at_its_limit(seen: Seen) -> Iterator[Finding]:
 
 def client_is_idle(run: Run) -> bool:
     """Whether the client certainly keeps up: half a core at most, and no tenth of a token late."""
-    share, lag, tpot = run.client_cpu_share, run.client_lag.p50, run.tpot.p50
-    return share is not None and share <= 0.5 and (lag is None or not tpot or lag <= 0.1 * tpot)
+    share, lag, token = run.client_cpu_share, run.client_lag.p50, _token_ms(run)
+    return share is not None and share <= 0.5 and (lag is None or not token or lag <= 0.1 * token)
+
+
+def _token_ms(run: Run) -> float:
+    """The time of a token that a late read is set against; of a stream held back TPOT alone says too little."""
+    whole = run.e2e.p50 / run.output_tokens if run.e2e.p50 is not None and run.output_tokens else 0.0
+    engine = run.server.tpot_mean if run.server is not None else None
+    return max(run.tpot.p50 or 0.0, engine or 0.0, whole)
 
 
 def second_client(seen: Seen) -> Iterator[Finding]:
@@ -291,11 +299,12 @@ def bursts(seen: Seen) -> Iterator[Finding]:
     if per_read is None or gap is None or per_read < 1.5 or "cfg_spec_on" in seen.observation.traits:
         return
     engine = None if server is None or server.draft_tokens else server.tpot_mean
-    step = engine or load.tpot.p50
+    # An answer that is held back whole comes at once: then not even its mean is the engine's.
+    step = engine or max(load.tpot.p50 or 0.0, seen.floors.least_tpot_ms if seen.floors is not None else 0.0)
     if not step or gap >= (0.5 if engine else 0.2) * step:
         return
     words = f"{per_read:.1f} output events come in one read, half of the gaps are under {ms(gap)}, and "
-    words += f"{'the engine takes' if engine else 'in the mean they come every'} {ms(step)}"
+    words += f"{'the engine takes' if engine else 'it takes at least'} {ms(step)}"
     words += " a token: something holds the stream back and lets it go in groups"
     certain = engine is not None and per_read >= 2 and gap < 0.25 * engine and client_is_idle(load)
     name = "grouped_on_the_way" if certain else "bursts_itl_falls"
@@ -346,8 +355,10 @@ def fixed_offset(seen: Seen) -> Iterator[Finding]:
         words += f"{ms(max(high, 0))} above the server's own"
         whole = client_mean_ttft(seen.alone) if seen.alone is not None else max(ttft for _, _, ttft in offsets)
         if _is_much(seen, mean) and mean > 0.2 * whole and low > 0.4 * high:
-            words += ", whatever the length: a timer or a wait, not work"
-            yield Finding("ttft_fixed_offset", words, "client and server", "first_event_timer", trouble=True)
+            waits = longest >= 4 * shortest and max(high, seen.outside or 0) <= 1.5 * low
+            words += ", whatever the length" + " and the load: a timer, not work" * waits
+            name = "offset_is_a_wait" if waits else "ttft_fixed_offset"
+            yield Finding(name, words, "client and server", "first_event_timer", trouble=True)
         elif mean < 0.1 * whole:
             yield Finding("no_offset", words, "client and server")
     elif seen.line is not None and len({run.prompt_tokens for run in alone}) >= 3:
@@ -376,7 +387,7 @@ def tpot_against_floor(seen: Seen) -> Iterator[Finding]:
         own = service_floors(seen.subject, alone).tpot_alone_ms
         ratio = alone.tpot.p50 / own
         words = f"alone, a token takes {ms(alone.tpot.p50)}, {times(ratio)} its floor of {ms(own)}"
-        if alone.tpot.p50 > TPOT_BOUND * own + floors.launch:
+        if alone.tpot.p50 > TPOT_BOUND * floors.slack * own + floors.launch:
             yield Finding("c1_tpot_gt2p5_floor", words, "client and floor", trouble=True, alone=True, ratio=ratio)
         elif ratio <= 1.5:
             yield Finding("tpot_near_floor", words, "client and floor", alone=True, ratio=ratio)
@@ -386,7 +397,7 @@ def tpot_against_floor(seen: Seen) -> Iterator[Finding]:
         else:
             yield Finding(None, words, "client and floor", alone=True, ratio=ratio)
     if load is not alone and load.tpot.p50 is not None:
-        bound = (TPOT_BOUND * floors.tpot_ms + floors.launch) / (1 - min(seen.prefill_share or 0.0, 0.8))
+        bound = (TPOT_BOUND * floors.slack * floors.tpot_ms + floors.launch) / (1 - min(seen.prefill_share or 0.0, 0.8))
         ratio = load.tpot.p50 / floors.tpot_ms
         words = f"under load a token takes {ms(load.tpot.p50)}, {times(ratio)} the floor of a step of {floors.batch}"
         slower = alone is None or alone.tpot.p50 is None or load.tpot.p50 > 1.3 * alone.tpot.p50
@@ -404,7 +415,7 @@ def ttft_against_floor(seen: Seen) -> Iterator[Finding]:
     if ratio <= 2:
         yield Finding("c1_ttft_near_floor", words, "client and floor", alone=True, ratio=ratio)
     else:
-        bound = TTFT_BOUND * own + floors.launch + 2 * step
+        bound = TTFT_BOUND * floors.slack * own + floors.launch + 2 * step
         yield Finding(None, words, "client and floor", trouble=alone.ttft.p50 > bound, alone=True, ratio=ratio)
 
 
@@ -415,7 +426,7 @@ def ttft_under_load(seen: Seen) -> Iterator[Finding]:
         return
     # In an open loop a few may arrive together.
     before = load.concurrency or 5
-    bound = before * (TTFT_BOUND * floors.ttft_ms + floors.launch + 2 * (load.tpot.p50 or 0.0))
+    bound = before * (TTFT_BOUND * floors.slack * floors.ttft_ms + floors.launch + 2 * (load.tpot.p50 or 0.0))
     words = f"under load the first token takes {ms(load.ttft.p50)}, {times(load.ttft.p50 / floors.ttft_ms)} the floor "
     words += f"of its own prefill, {ms(floors.ttft_ms)}"
     yield Finding(None, words, "client and floor", trouble=load.ttft.p50 > bound)
@@ -426,7 +437,7 @@ def slow_alone(seen: Seen) -> Iterator[Finding]:
     floors, alone, load = seen.floors, seen.alone, seen.load
     if floors is None or alone is None or None in (alone.tpot.p50, load.tpot.p50, alone.ttft.p50, load.ttft.p50):
         return
-    slow = alone.tpot.p50 > TPOT_BOUND * floors.tpot_alone_ms + floors.launch
+    slow = alone.tpot.p50 > TPOT_BOUND * floors.slack * floors.tpot_alone_ms + floors.launch
     if slow and load.tpot.p50 < 1.3 * alone.tpot.p50 and load.ttft.p50 < 1.5 * alone.ttft.p50:
         words = f"one request alone is as slow: {ms(alone.tpot.p50)} a token, {ms(load.tpot.p50)} under load"
         yield Finding("c1_slow_already", words, "client", trouble=True, alone=True)

@@ -37,6 +37,9 @@ NO_FAULTS = ("decode_bandwidth", "small_batch")
 """Causes that are no fault: decode at the hardware's limit, and a load too small to be cheap (see `Cost`)."""
 
 _SHOWN = 0.02
+_WORTH_TELLING = 0.1
+# Findings that explain why a number is below its floor, so that the rest can still be judged.
+_EXPLAINS = (("repeated_prompts", "TTFT"), ("buffering", "TPOT"))
 _COSTS = {
     0: "reading a log",
     1: "a counter or one request",
@@ -225,8 +228,9 @@ def verdict(observation: Observation, subject: Subject | None = None) -> Verdict
     observation, broken, notes = _without_broken_runs(observation, subject)
     seen = look(observation, subject)
     found = findings(observation, subject)
-    if any(finding.mechanism == "repeated_prompts" for finding in found):
-        broken = tuple(line for line in broken if line.kind != "TTFT")
+    shown = {finding.mechanism for finding in found if finding.trouble}
+    explained = {kind for mechanism, kind in _EXPLAINS if mechanism in shown}
+    broken = tuple(line for line in broken if line.kind not in explained)
     traits = _traits(observation, subject)
     answer = _void(broken, subject) if broken else _judge(seen, found, traits)
     kv = None if subject is None else _kv_room(seen, subject)
@@ -473,9 +477,9 @@ def _sentence(
     if too_small is not None:
         return f"Cannot tell: {too_small.split(':')[0]}. Something else is at work."
     observed = trouble[0].words
-    likely = [row for row in scoring.ranked if row.speaks_for][:2]
+    likely = [row for row in scoring.ranked if row.speaks_for and row.posterior >= _WORTH_TELLING][:2]
     if follow is None or len(likely) < 2:
-        return f"Cannot tell why: {observed}; nothing given says why{_part_of(seen)}."
+        return f"Cannot tell why: {observed}; nothing given decides it{_part_of(seen)}."
     one, other = likely
     cost = f" Cost: {follow.cost_words}."
     return (

@@ -6,7 +6,7 @@ from typing import Any
 
 from helpers.accounts.words import ms, percent
 
-_WIDTH = 110
+_WIDTH = 92
 _MOST_CAUSES, _MOST_ITEMS = 3, 3
 
 
@@ -34,7 +34,10 @@ def _wrapped(text: str, indent: str = "", after: str | None = None) -> list[str]
 
 def _said(result: dict[str, Any]) -> list[str]:
     verdict = result["verdict"]
-    lines = _wrapped(f"{verdict['says'].upper()}. {verdict['sentence']}")
+    says, sentence = verdict["says"], verdict["sentence"]
+    # Some sentences begin with what is said.
+    begins = sentence.lower().startswith(says)
+    lines = _wrapped(says.upper() + (sentence[len(says) :] if begins else f". {sentence}"))
     if verdict["mechanism"] is not None:
         lines += _wrapped(f"How: {verdict['mechanism'].replace('_', ' ')} ({verdict['cause']}).")
     if verdict["second"] is not None:

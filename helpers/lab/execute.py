@@ -2,7 +2,7 @@
 
 Without files: all of notebooks/ and solutions/. A notebook is written back only when every cell ran; metadata is
 normalised (`notebook_file.normalised`), so that what changes in git is what changed in the notebook. The header of each
-exercise (cell ``exercise-1-3``) is written from its definition.
+exercise (cell ``exercise-1-3``) is written from its definition, and the minutes of the run.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from nbformat import NotebookNode
 from helpers.errors import InputError
 from helpers.lab import notebook_file
 from helpers.lab.generate import exercise_of_cell
+from helpers.lab.minutes import with_minutes
 
 CELL_TIMEOUT_S = 900
 FOLDERS = ("notebooks", "solutions")
@@ -99,7 +100,9 @@ def main(argv: list[str] | None = None) -> int:
     for path in args.files or notebook_paths(root):
         try:
             notebook = with_exercise_headers(notebook_file.read(path))
-            notebook_file.write(run(notebook, path.name, path.resolve().parent), path)
+            started = time.monotonic()
+            executed = run(notebook, path.name, path.resolve().parent)
+            notebook_file.write(with_minutes(executed, time.monotonic() - started), path)
         except CellFailure as error:
             print(f"error: {error}", file=sys.stderr)
             code = code or 1

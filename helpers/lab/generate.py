@@ -39,6 +39,7 @@ def lab_of(solution: NotebookNode, name: str) -> NotebookNode:
     whose id names no exercise.
     """
     lab = copy.deepcopy(solution)
+    lab.metadata.pop(notebook_file.MINUTES_KEY, None)  # those of the solution's run
     lab.cells = [cell for cell in lab.cells if SOLUTION_ONLY not in cell.metadata.get("tags", [])]
     if not lab.cells or lab.cells[0].cell_type != "markdown":
         raise InputError(f"{name}: the first cell must be Markdown (purpose, minutes, before, after)")

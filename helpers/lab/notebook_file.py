@@ -16,6 +16,8 @@ NOTEBOOK_METADATA = {
     "kernelspec": {"display_name": KERNEL_DISPLAY_NAME, "language": "python", "name": KERNEL_NAME},
     "language_info": {"name": "python"},
 }
+MINUTES_KEY = "minutes_to_run"
+"""Metadata: the whole minutes that the last run took (`helpers.lab.minutes`)."""
 
 
 def read(path: str | Path, check: bool = True) -> NotebookNode:
@@ -39,7 +41,8 @@ def normalised(notebook: NotebookNode) -> NotebookNode:
     """A copy with nothing in it that depends on the machine or the editor.
 
     Kept: cell ids, types, sources, tags, outputs, execution counts. Metadata is the project's own and nothing else
-    (no timestamps, no widget state, no interpreter version); neighbouring pieces of one stream become one.
+    (no timestamps, no widget state, no interpreter version), besides the minutes of the last run; neighbouring pieces
+    of one stream become one.
     """
     cells = []
     for cell in notebook.cells:
@@ -54,7 +57,9 @@ def normalised(notebook: NotebookNode) -> NotebookNode:
             new["execution_count"] = cell.execution_count
             new["outputs"] = _normalised_outputs(cell.outputs)
         cells.append(new)
-    content = {"cells": cells, "metadata": NOTEBOOK_METADATA, "nbformat": 4, "nbformat_minor": 5}
+    minutes = notebook.metadata.get(MINUTES_KEY)
+    kept = {MINUTES_KEY: minutes} if type(minutes) is int else {}
+    content = {"cells": cells, "metadata": NOTEBOOK_METADATA | kept, "nbformat": 4, "nbformat_minor": 5}
     return nbformat.from_dict(json.loads(json.dumps(content)))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from helpers import measure, serve
+from helpers.accounts import verdict
 from helpers.accounts.observation import Observation, Run, ServerWindow
 from helpers.errors import InputError
 from helpers.measure.probe import probe
@@ -261,3 +262,9 @@ def judge(letter: str, place: str, cause: str, seed: int = SEED) -> None:
     """Print whether an answer is right, and which evidence speaks against it if it is not."""
     problem = against(letter, [place, cause], seed)
     print(f"service {letter}, seed {seed}: " + (f"not yet: {problem}." if problem else f"correct, {cause}."))
+
+
+def judge_words(observation: Observation) -> str:
+    """What the judge says of an observation, in one sentence."""
+    found = verdict(observation)
+    return f"{found.says}. {found.sentence}"

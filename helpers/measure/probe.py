@@ -137,9 +137,9 @@ class ProbePlan:
                 requests=self.lone_requests,
                 prompt_tokens=n,
                 output_tokens=output.get(n, min(SHORT_OUTPUT, self.output_tokens)),
-                warmup=max(self.warmup, 1),
+                warmup=max(self.warmup, 1) if index == 0 else 1,
             )
-            for n in self.lengths(most_tokens)
+            for index, n in enumerate(self.lengths(most_tokens))
         )
 
     def sweep(self) -> tuple[Plan, ...]:

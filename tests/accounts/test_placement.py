@@ -140,3 +140,10 @@ def test_packing_helps_the_traffic_it_was_computed_on_and_no_other(shared):
     assert hottest(served, [contiguous(64, 8)] * 26) == pytest.approx(1.68, abs=0.03)
     assert hottest(served, [packed(row, 8) for row in counts("translation", 0)]) == pytest.approx(1.04, abs=0.02)
     assert hottest(served, [packed(row, 8) for row in counts("intent", 0)]) > 1.4
+
+
+def test_a_replica_takes_half_of_the_tokens_and_is_touched_less_often():
+    # Top-1 of two experts, used by 3 and 1 of 4 tokens; the first is held by both ranks.
+    placement = Placement(((0, 1), (0,)))
+    hot, cold = 1 - (1 - 0.75 / 2) ** 8, 1 - (1 - 0.25) ** 8
+    assert rank_distinct_experts([3, 1], 1, 8, placement) == pytest.approx([hot + cold, hot])

@@ -71,6 +71,8 @@ def test_max_over_mean_of_two_at_64_tokens_is_no_finding():
 
 def test_a_gate_without_choice_has_no_null():
     assert null_max_over_mean(8, 8, 5) == null_max_over_mean(8, 2, 5, ranks=1) == null_max_over_mean(1, 1, 5) == 1
+    # Whole loads: where the mean is 29.03, some expert has 30 at least.
+    assert null_max_over_mean(31, 30, 30) >= 31 / 30
 
 
 def test_the_null_of_the_coefficient_of_variation_is_that_of_drawn_routings():

@@ -156,7 +156,8 @@ def test_binary_dumps_are_read_too(command, tmp_path):
     result = json.loads(command(tmp_path / "ids.npz", "--json")[1])
     assert result["max_over_mean"] == [2]
     assert result["conditions"] | {"ranks": 4, "tokens": 3, "experts_per_token": 2} == result["conditions"]
-    assert result["distinct_experts"]["1"] == pytest.approx(2)
+    # Every token uses expert 0, and each of the other three with a chance of one third.
+    assert result["distinct_experts"] == {str(n): pytest.approx(1 + 3 * (1 - (2 / 3) ** n)) for n in (1, 8, 64, 256)}
     code, _, err = command(tmp_path / "ids.npz", "--tokens", 4)
     assert code == 2 and "--tokens 4 contradicts" in err
 

@@ -49,7 +49,7 @@ class Plant:
     also: str | None = None
 
 
-SMALL = {"concurrency": 4, "prompt_tokens": 128, "output_tokens": 24, "requests": 16}
+SMALL = {"concurrency": 4, "prompt_tokens": 128, "output_tokens": 24, "requests": 12, "lone_requests": 3}
 
 PLANTS = (
     Plant(
@@ -85,7 +85,7 @@ PLANTS = (
         "kv_preemption",
         "preemption",
         Options(kv_blocks=26, prefix_caching=False),
-        load=SMALL | {"prompt_tokens": 64, "output_tokens": 96, "concurrency": 6, "requests": 12, "leave_out": QUICK},
+        load=SMALL | {"prompt_tokens": 64, "output_tokens": 64, "concurrency": 6, "requests": 12, "leave_out": QUICK},
     ),
     Plant(
         "buffering proxy",
@@ -98,7 +98,7 @@ PLANTS = (
         "a connection for each request",
         "network_proxy",
         "connection_per_request",
-        path={"close_each": True, "accept_delay_s": 0.1},
+        path={"close_each": True, "accept_delay_s": 0.06},
         load=SMALL | {"prompt_tokens": 64, "leave_out": QUICK},
     ),
     Plant(

@@ -45,7 +45,7 @@ def test_a_notebook_is_run_in_its_own_folder_and_its_outputs_stored(tmp_path, ca
     assert "raised ZeroDivisionError: division by zero (line 5: `return parameters / 0`)" in checked.outputs[0].text
     assert value.outputs[0].data["text/plain"] == "42"
     assert [cell.execution_count for cell in notebook.cells[1:]] == [1, 2, 3]
-    assert notebook.metadata == notebook_file.NOTEBOOK_METADATA
+    assert notebook.metadata == notebook_file.NOTEBOOK_METADATA | {notebook_file.MINUTES_KEY: 1}
     assert path.stat().st_mode & 0o777 == 0o640
     assert "01_x.ipynb: 4/4 last-value" in capsys.readouterr().err
 

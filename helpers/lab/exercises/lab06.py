@@ -572,7 +572,7 @@ EXERCISES = (
         difficulty=2,
         why="a card costs money while it idles; the price of a token is the price of an hour, shared by what came out.",
         hints=(
-            "Tokens of an hour: 3600 · tokens per second, for the share of the hour that is busy.",
+            "Tokens of an hour: `3600 · tokens per second`, for the share of the hour that is busy.",
             "USD of an hour ÷ tokens of an hour · a million; every card is paid.",
         ),
         reference=usd_per_million,
