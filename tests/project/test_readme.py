@@ -60,6 +60,7 @@ ELSEWHERE = (
     "python -m helpers record",
     "python -m helpers serve",
     "python -m helpers measure",
+    "python -m helpers judge",
 )
 
 
@@ -74,7 +75,7 @@ def test_the_other_commands_run_as_written(command, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stranger_serves_measures_and_replays_as_written(tmp_path):
+def test_a_stranger_serves_measures_replays_and_judges_as_written(tmp_path):
     try:
         smollm2_folder()
     except InputError as error:
@@ -83,6 +84,7 @@ def test_a_stranger_serves_measures_and_replays_as_written(tmp_path):
         pytest.skip(str(error))
     (serve,) = [c for c in commands() if c.startswith("python -m helpers serve")]
     measure, replay = [c for c in commands() if c.startswith("python -m helpers measure")]
+    (judge,) = [c for c in commands() if c.startswith("python -m helpers judge")]
     # The port of the README may be taken on this machine.
     words = [sys.executable, *shlex.split(serve)[1:], "--port=0"]
     server = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -92,7 +94,8 @@ def test_a_stranger_serves_measures_and_replays_as_written(tmp_path):
         url = ready.split()[-1]
         assert "http://127.0.0.1:8000/v1" in measure
         said = []
-        for command in (measure.replace("http://127.0.0.1:8000/v1", url), replay):
+        live = [command.replace("http://127.0.0.1:8000/v1", url) for command in (measure, judge)]
+        for command in (live[0], replay, live[1], "python -m helpers judge --from run.jsonl"):
             words = [sys.executable, *shlex.split(command)[1:]]
             path = {"PYTHONPATH": str(ROOT)}
             done = subprocess.run(
@@ -101,6 +104,8 @@ def test_a_stranger_serves_measures_and_replays_as_written(tmp_path):
             assert done.returncode == 0, done.stderr
             said.append(done.stdout)
         assert said[0] == said[1] and "TTFT" in said[0] and "errors: 0 of 8" in said[0]
+        assert "floor" in said[2] and "not known: model and device" in said[3]
+        assert "smollm2-135m-instruct" in (tmp_path / "judgement.html").read_text()
     finally:
         server.terminate()
         server.communicate(timeout=60)
