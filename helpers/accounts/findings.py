@@ -450,7 +450,10 @@ def refusals(seen: Seen) -> Iterator[Finding]:
     """Requests refused, and failures of any other kind."""
     kv = seen.server.kv_share_max if seen.server is not None else None
     if seen.refused:
-        words = f"{plural(seen.refused, 'request')} of {seen.load.requests} refused"
+        # The server's counter also holds what was sent around the measured requests.
+        by_server = seen.server is not None and seen.server.rejected is not None
+        words = f"{plural(seen.refused, 'request')} refused"
+        words += ", counted by the server" if by_server else f" of {seen.load.requests} measured"
         if kv is not None and kv >= 0.95:
             yield Finding(None, words + f" with the KV cache {percent(kv)} full", "server", trouble=True)
         else:

@@ -72,6 +72,8 @@ def parse_endpoint(base_url: str) -> Endpoint:
         raise InputError(f"base URL {base_url!r} must look like http://HOST:PORT/v1 or https://HOST/v1")
     if not re.fullmatch(r"[!-~]*", parts.path):
         raise InputError(f"base URL {base_url!r} holds characters that a path cannot have")
+    if parts.path.rstrip("/").endswith(("/chat/completions", "/completions")):
+        raise InputError(f"base URL {base_url!r} must end before /chat/completions, mostly in /v1")
     return Endpoint(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], parts.path.rstrip("/"))
 
 
@@ -79,6 +81,9 @@ def key_from(variable: str | None) -> str | None:
     """The key in an environment variable; None where none is named. Raises InputError, which never shows the key."""
     if variable is None:
         return None
+    # What is no name may be the key itself, pasted in its place: it is not repeated.
+    if not isinstance(variable, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
+        raise InputError("the key variable must be the name of an environment variable, not the key itself")
     key = os.environ.get(variable, "")
     if not key:
         raise InputError(f"environment variable {variable} holds no key")

@@ -52,6 +52,8 @@ class Plan:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise InputError(f"{name} must be a whole number of at least {least}, not {value}")
+        if not isinstance(self.model, str) or not self.model:
+            raise InputError(f"model must be the model's name at the server, not {self.model!r}")
         if not isinstance(self.temperature, int | float) or not 0 <= self.temperature < math.inf:
             raise InputError(f"temperature must be a number of at least 0, not {self.temperature}")
         if self.path not in (CHAT, COMPLETIONS):
