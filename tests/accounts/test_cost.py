@@ -71,6 +71,8 @@ def test_at_the_floor_a_token_costs_what_its_share_of_the_step_costs():
     answer = cost(H100, seen, 400)
     expected = 2.69 * 1e6 / 3600 * floors.tpot.seconds / floors.batch
     assert answer.floor_usd_per_million_output == pytest.approx(expected)
+    expected = 2.69 * 1e6 / 3600 * floors.ttft.seconds / seen.prompt_tokens
+    assert answer.floor_usd_per_million_input == pytest.approx(expected)
 
 
 def test_the_words_of_the_verdict():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from helpers.accounts.causes import CAUSES, TRAITS
 from helpers.accounts.evidence import CONTRADICTIONS, EVIDENCE
-from helpers.accounts.scoring import Scoring, next_test, score
+from helpers.accounts.scoring import Ranked, Scoring, next_test, score
 from helpers.errors import InputError
 
 POINTS = {"named": (1.0, -2.0), "leading": (0.5, -0.5)}
@@ -79,6 +79,19 @@ def test_one_strong_item_is_needed_to_name():
         ["c1_tpot_gt2p5_floor", "gpu_gaps_between_steps", "tput_falls_C_up"], leave_out=set(CAUSES) - {"cuda_graph_off"}
     )
     assert weak.ranked[0].posterior > 0.6 and weak.says == "leading"
+
+
+def test_a_cause_with_half_of_the_belief_leads_and_is_not_named():
+    """Far above every other hypothesis, with a strong item, and still one chance in two."""
+    half = score(["expected_reuse_no_hit"])
+    top, second = half.ranked[0].posterior, max(half.ranked[1].posterior, half.other)
+    assert 0.3 < top < 0.6 and top > 3 * second
+    assert (half.says, half.cause) == ("leading", "prefix_cache_miss")
+
+
+def test_a_test_that_is_right_nine_times_in_ten_halves_an_even_doubt():
+    told = next_test([Ranked("admission_cap", 0.5, 0.0, (), ())])
+    assert told.entropy_drop == pytest.approx(1 - 0.469, abs=1e-3)  # h(0.5) − h(0.9)
 
 
 def test_items_of_one_counter_count_once():

@@ -84,6 +84,8 @@ def test_numbers_that_contradict_each_other_are_void():
     assert "X · E2E" in judged(*AROUND, too_many).sentence
     inner = replace(HEALTHY, server=replace(HEALTHY.server, ttft_mean=400.0, prefill_mean=390.0))
     assert "server" in judged(*AROUND, inner).sentence
+    parts = replace(HEALTHY, server=replace(HEALTHY.server, queue_mean=500.0))
+    assert "queue + prefill" in judged(*AROUND, parts).sentence
 
 
 def test_a_broken_run_beside_the_judged_one_is_left_out_and_said_so():
