@@ -98,3 +98,12 @@ def test_short_gaps_rule_interference_out():
     assert {"no_gap_tail", "no_prefill_stall", "server_agrees", "client_idle", "waiting_0", "preempt_0"} <= names
     tail = replace(HEALTHY, gap=spread(18, p99=100, n=2000))
     assert "itl_p99_gg_p50" in {finding.item for finding in findings(Observation((*AROUND, tail)))}
+
+
+def test_a_client_kept_busy_by_refusals_is_not_blamed():
+    _, runs, more = FAULTS["queue_limit"]
+    busy = tuple(replace(one, client_cpu_share=0.97, client_lag=spread(15.0)) for one in runs)
+    shown = {one.mechanism for one in trouble(*busy, **more)}
+    assert "queue_limit" in shown and "client_lag" not in shown
+    not_refused = replace(HEALTHY, client_cpu_share=0.97, client_lag=spread(15.0))
+    assert [one.mechanism for one in trouble(*AROUND, not_refused)] == ["client_lag"]
