@@ -127,8 +127,9 @@ def signs(observation):
     return found or {NOTHING}
 
 
+# The other four faults are planted in tests/judge in the same way; these three are what the solution diagnoses.
 @pytest.mark.slow
-@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("cause", [cause_of(letter) for letter in LETTERS])
 def test_a_service_shows_its_own_sign_and_the_judge_names_no_other_cause(cause):
     letter, seed = seed_with(cause)
     judged = {
