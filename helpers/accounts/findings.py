@@ -244,7 +244,7 @@ def client_at_its_limit(seen: Seen) -> Iterator[Finding]:
     busy = computes if late is None else late > 0.5 or (late > 0.15 and (share or 0.0) >= 0.4)
     if busy and seen.refused:
         # A closed loop sends the next request the moment one is refused: the refusals keep the client busy.
-        yield Finding(None, words + ", while requests are refused and sent anew", "client")
+        yield Finding(None, words + ", while requests are refused and the next are sent at once", "client")
     elif busy:
         yield Finding("client_busy", words, "client", "client_lag", trouble=True)
     elif client_is_idle(seen.load):

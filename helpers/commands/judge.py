@@ -20,6 +20,7 @@ from helpers.accounts.evidence import item
 from helpers.accounts.observation import ROLES, Observation
 from helpers.commands.ceilings import add_device_arguments, chosen_device_and_dtype
 from helpers.commands.judge_text import judge_text
+from helpers.commands.measure import add_request_arguments
 from helpers.errors import InputError
 from helpers.measure.client import CHAT, COMPLETIONS
 from helpers.measure.endpoint import key_from, parse_endpoint
@@ -56,13 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pace.add_argument("--concurrency", type=int, metavar="C", help=f"closed loop ({DEFAULT_CONCURRENCY})")
     pace.add_argument("--rate", type=float, metavar="R", help="open loop: Poisson arrivals, requests per second")
     load.add_argument("--requests", type=int, metavar="N", help="requests measured (32, or 4 times the concurrency)")
-    load.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="input length (256)")
-    load.add_argument("--output-tokens", type=int, default=64, metavar="N", help="output length (64)")
-    load.add_argument("--warmup", type=int, default=2, metavar="N", help="requests before, not measured (2)")
-    load.add_argument("--seed", type=int, default=0, help="of the Poisson arrivals (0)")
-    load.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="which path (chat)")
-    load.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature (0)")
-    load.add_argument("--no-ignore-eos", action="store_true", help="let outputs end early")
+    add_request_arguments(load)
     load.add_argument(
         "--same-prompt", action="store_true", help="send one prompt again and again, to see what it hides"
     )
@@ -70,10 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--second-client", action="store_true", help="measure the load from another process too")
     load.add_argument("--quick", action="store_true", help=f"leave out {' and '.join(OPTIONAL)}")
     load.add_argument("--leave-out", action="append", default=[], metavar="STEP", help=f"one of {', '.join(STEPS)}")
-    load.add_argument("--key-variable", metavar="VAR", help="environment variable that holds the key")
-    load.add_argument("--ca-file", metavar="FILE", help="certificate authority of an https server")
-    load.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds per request (600)")
-    load.add_argument("--yes", action="store_true", help="send to another machine than this one")
     load.add_argument(
         "--from",
         dest="source",

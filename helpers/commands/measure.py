@@ -28,19 +28,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--rate", type=float, metavar="R", help="open loop: Poisson arrivals, requests per second")
     load.add_argument("--trace", metavar="FILE", help="open loop: arrival times and lengths of a CSV or JSONL file")
     parser.add_argument("--requests", type=int, metavar="N", help=f"requests to measure ({DEFAULT_REQUESTS})")
+    add_request_arguments(parser)
+    parser.add_argument("--continuous-usage", action="store_true", help="ask for token counts per event (vLLM)")
+    parser.add_argument("--log", metavar="FILE", help="keep every byte and time; never overwritten")
+    parser.add_argument("--replay", metavar="LOG", help="send nothing: compute the numbers of a log again")
+
+
+def add_request_arguments(parser: argparse._ActionsContainer) -> None:
+    """Options that say what each request is and how it is sent: those of `measure` and `judge`."""
     parser.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="input length (256)")
     parser.add_argument("--output-tokens", type=int, default=64, metavar="N", help="output length (64)")
     parser.add_argument("--warmup", type=int, default=2, metavar="N", help="requests before, not measured (2)")
-    parser.add_argument("--seed", type=int, default=0, help="of the Poisson arrivals (0); prompts are always new")
+    parser.add_argument("--seed", type=int, default=0, help="of the Poisson arrivals (0)")
     parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="which path (chat)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="sampling temperature (0)")
     parser.add_argument("--no-ignore-eos", action="store_true", help="let outputs end early")
-    parser.add_argument("--continuous-usage", action="store_true", help="ask for token counts per event (vLLM)")
     parser.add_argument("--key-variable", metavar="VAR", help="environment variable that holds the key")
     parser.add_argument("--ca-file", metavar="FILE", help="certificate authority of an https server")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds per request (600)")
-    parser.add_argument("--log", metavar="FILE", help="keep every byte and time; never overwritten")
-    parser.add_argument("--replay", metavar="LOG", help="send nothing: compute the numbers of a log again")
     parser.add_argument("--yes", action="store_true", help="send to another machine than this one")
 
 

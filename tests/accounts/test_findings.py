@@ -107,3 +107,11 @@ def test_a_client_kept_busy_by_refusals_is_not_blamed():
     assert "queue_limit" in shown and "client_lag" not in shown
     not_refused = replace(HEALTHY, client_cpu_share=0.97, client_lag=spread(15.0))
     assert [one.mechanism for one in trouble(*AROUND, not_refused)] == ["client_lag"]
+
+
+def test_refusals_are_told_by_who_counted_them():
+    _, runs, more = FAULTS["queue_limit"]
+    assert any("refused, counted by the server" in one.words for one in trouble(*runs, **more))
+    unseen = tuple(replace(one, server=None, errors={"http_429": 3}) for one in runs if one.role == "load")
+    requests = unseen[-1].requests
+    assert any(f"3 requests refused of {requests} measured" in one.words for one in trouble(*ALONE, *unseen))
