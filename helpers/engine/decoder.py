@@ -6,6 +6,7 @@ heads to one kv head, D head size. Inference only; every product of the accounts
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -164,7 +165,17 @@ class Block:
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / √(mean(x²) + eps) · weight over the last dimension (Zhang and Sennrich 2019); summed in fp32."""
-    return F.rms_norm(x, weight.shape, weight, eps)
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    # torch's own takes nine small steps here: 26 µs where these take 10 for one token of SmolLM2, twice in each layer.
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    mean_square = torch.addcmul(_scalar(eps), length, length, value=1 / x.shape[-1])
+    return torch.mul(x, weight).mul_(mean_square.rsqrt_())
+
+
+@cache
+def _scalar(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float32)
 
 
 def rope_frequencies(model: Model) -> torch.Tensor:
