@@ -124,10 +124,34 @@ def test_a_right_answer_by_another_way_is_accepted(exercise_id, answer):
     assert result.state == check.CORRECT, result.text
 
 
+def _step_time_before_prefill_compute(seen):
+    if seen["waiting"] == 0:
+        return "no queue"
+    if seen["running"] == seen["cap"]:
+        return "the cap"
+    if seen["kv_share"] >= 0.95:
+        return "KV memory"
+    if seen["tpot_ms"] > 2.5 * seen["tpot_floor_ms"]:
+        return "step time"
+    return "prefill compute" if seen["prompt_tokens_per_s"] >= 0.9 * seen["prefill_capacity"] else "cannot tell"
+
+
+def _late_only(r):
+    late = r["ttft_ms"] + (r["output_tokens"] - 1) * r["tpot_ms"] - r["e2e_ms"] > 0.1 * r["e2e_ms"]
+    return ["e2e"] * late + [name for name in lab06.broken_identities(r) if name != "e2e"]
+
+
 WRONG_BUT_CLOSE = (
     ("6.1", lambda ms, f, b, p, w: [ms / 1e3 / max(f / p, b / w), "memory"], "expected"),
     ("6.2", lambda r: "e2e", "expected a list of names"),
+    ("6.2", _late_only, "e2e that comes out too small is not found"),
     ("6.3", lambda seen: "the cap", "expected 'no queue'"),
+    ("6.3", _step_time_before_prefill_compute, "prefill compute comes before step time"),
+    (
+        "6.5",
+        lambda beliefs, tests: lab06.next_measurement(beliefs, dict(reversed(tests.items()))),
+        "of equals the first",
+    ),
     ("6.4", lambda usd, gpus, rate, busy: usd / (3600 * rate * busy) * 1e6, "only one card is paid for"),
     ("6.6", lambda: ["path", "slow first event"], "each request opens a new one"),
     ("6.6", lambda: ["engine", "connection per request"], "belongs to 'path'"),

@@ -48,6 +48,14 @@ def test_every_wrong_cause_is_told_what_speaks_against_it_and_the_right_one_is_n
         assert not said.endswith(".")
 
 
+def test_a_buffer_named_for_a_timer_is_not_told_that_no_events_come_together():
+    """Behind a timer on the first event short answers do come in few reads: only long ones tell the two apart."""
+    letter, seed = seed_with("slow first event")
+    said = against(letter, ["path", "buffering proxy"], seed)
+    assert "near 1 for long answers" in said
+    assert "here it is not so" not in said
+
+
 def test_the_messages_against_the_wrong_causes_of_a_service_are_all_different():
     for truth in CAUSES:
         letter, seed = seed_with(truth)

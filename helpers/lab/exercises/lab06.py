@@ -89,6 +89,23 @@ def _under_way(r: Mapping) -> float:
     return r["requests_per_s"] * r["e2e_ms"] / 1e3
 
 
+def _one_sided(sign: int, *names: str) -> Callable:
+    """`broken_identities` in which some differences are compared without `abs`."""
+    differences = {
+        "e2e": lambda r: (_built(r) - r["e2e_ms"], r["e2e_ms"]),
+        "little": lambda r: (_under_way(r) - r["concurrency"], r["concurrency"]),
+    }
+
+    def part(name):
+        def broken(report):
+            difference, wanted = differences[name](report)
+            return sign * difference > 0.1 * wanted
+
+        return broken
+
+    return _identities(**{name: part(name) for name in names})
+
+
 def _only(name: str) -> Callable:
     return lambda report: [n for n in broken_identities(report) if n == name]
 
@@ -162,6 +179,28 @@ def _near_cap(seen):
 def _slow_step_first(seen):
     slow = seen["waiting"] and seen["tpot_ms"] > 2.5 * seen["tpot_floor_ms"]
     return "step time" if slow else queue_waits_for(seen)
+
+
+def _step_before_compute(seen):
+    word = queue_waits_for(seen)
+    return _slow_step_first(seen) if word == "prefill compute" else word
+
+
+def _compute_before_kv(seen):
+    word = queue_waits_for(seen)
+    without = queue_waits_for({**seen, "kv_share": 0.0})
+    return without if (word, without) == ("KV memory", "prefill compute") else word
+
+
+def _above_for_at_least(seen):
+    """`>` where the table says `>=`."""
+    below = {"kv_share": seen["kv_share"] - 1e-6, "prompt_tokens_per_s": seen["prompt_tokens_per_s"] - 1e-3}
+    return queue_waits_for({**seen, **below})
+
+
+def _at_least_for_above(seen):
+    """`>=` where the table says `>`."""
+    return queue_waits_for({**seen, "tpot_ms": seen["tpot_ms"] + 1e-6})
 
 
 def _seen(**changes) -> dict:
@@ -243,6 +282,22 @@ def _unweighted(beliefs, tests):
         return _entropy(list(beliefs.values())) - sum(map(_entropy, groups)) / len(groups)
 
     return max(tests, key=lambda name: gain(tests[name]) / tests[name]["cost"])
+
+
+def _undivided(beliefs, tests):
+    """Undivided shares give the same entropy after every test: what decides is the rounding of the sums."""
+
+    def entropy(shares):
+        return -sum(s * math.log2(s) for s in shares if s)
+
+    def gain(test):
+        return entropy(beliefs.values()) - sum(entropy(shares) for shares in _groups(beliefs, test))
+
+    return max(tests, key=lambda name: gain(tests[name]) / tests[name]["cost"])
+
+
+def _last_of_equals(beliefs, tests):
+    return next_measurement(beliefs, dict(reversed(tests.items())))
 
 
 def _least_gain(beliefs, tests):
@@ -421,6 +476,8 @@ EXERCISES = (
             (_report(requests_per_s=9.2),),
             (_report(output_tokens=3, ttft_ms=30.0, server_ttft_ms=20.0),),
             (_report(output_tokens=2, tpot_ms=13.0),),
+            (_report(e2e_ms=700.0, requests_per_s=11.4),),
+            (_report(requests_per_s=8.0),),
         ),
         random_case=_report_case,
         mistakes=(
@@ -463,6 +520,16 @@ EXERCISES = (
                 "server the wrong way round",
                 _identities(server=lambda r: r["server_ttft_ms"] < r["ttft_ms"]),
                 "the server sees only part of what the client waits for, so less is right and more is impossible",
+            ),
+            *(
+                Mistake(
+                    f"one-sided {' and '.join(names)}, {sign:+d}",
+                    _one_sided(sign, *names),
+                    f"{' or '.join(names)} that comes out too {'small' if sign > 0 else 'large'} is not found: off by "
+                    "more than 10 % goes both ways, so take `abs`",
+                )
+                for names in (("e2e",), ("little",), ("e2e", "little"))
+                for sign in (1, -1)
             ),
             Mistake(
                 "exact",
@@ -520,6 +587,11 @@ EXERCISES = (
             (_seen(running=60),),
             (_seen(kv_share=0.98, tpot_ms=80.0),),
             (_seen(waiting=0, running=64, tpot_ms=80.0),),
+            (_seen(prompt_tokens_per_s=19_000.0, tpot_ms=80.0),),
+            (_seen(prompt_tokens_per_s=19_000.0, kv_share=0.98),),
+            (_seen(kv_share=0.95),),
+            (_seen(prompt_tokens_per_s=18_000.0),),
+            (_seen(tpot_ms=50.0),),
         ),
         random_case=_seen_case,
         mistakes=(
@@ -542,6 +614,26 @@ EXERCISES = (
                 "slow step first",
                 _slow_step_first,
                 "a slow step is looked for last, when nothing that is counted is full",
+            ),
+            Mistake(
+                "step before compute",
+                _step_before_compute,
+                "prefill compute comes before step time: prompts that fill the device make every step slow",
+            ),
+            Mistake(
+                "compute before KV",
+                _compute_before_kv,
+                "KV memory comes before prefill compute: follow the order of the table",
+            ),
+            Mistake(
+                "above for at least",
+                _above_for_at_least,
+                "exactly on the bound counts for the KV share and for prefill compute: `>=`, not `>`",
+            ),
+            Mistake(
+                "at least for above",
+                _at_least_for_above,
+                "exactly on the bound a step is not slow yet: `>`, not `>=`",
             ),
             Mistake(
                 "no cannot tell",
@@ -683,6 +775,16 @@ EXERCISES = (
                 "unweighted",
                 _unweighted,
                 "the groups are averaged as equals: weigh the entropy of each by its total share",
+            ),
+            Mistake(
+                "undivided",
+                _undivided,
+                "no test gains anything here: divide the shares of a group by their total before taking its entropy",
+            ),
+            Mistake(
+                "last of equals",
+                _last_of_equals,
+                "of equals the first is asked for, and this gives the last",
             ),
             Mistake(
                 "smallest",
