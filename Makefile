@@ -10,6 +10,9 @@ HERE := $(shell pwd | cksum | cut -d' ' -f1)
 CORE := $(VENV)/.core-$(HERE)
 TEST := $(VENV)/.test-$(HERE)
 PIP := $(PY) -m pip install --disable-pip-version-check -c $(CONSTRAINTS)
+# JupyterLab would ask, over the notebook, whether to fetch news: the answer is written beside it, no.
+SETTINGS := $(VENV)/share/jupyter/lab/settings
+NO_NEWS := {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}
 
 .PHONY: help install lab test unit slow nbval lint report labs refresh bench bench-peers clean
 .DEFAULT_GOAL := help
@@ -43,6 +46,7 @@ $(TEST): $(CORE)
 install: $(CORE)
 
 lab: $(CORE)
+	@mkdir -p $(SETTINGS) && printf '%s\n' '$(NO_NEWS)' > $(SETTINGS)/overrides.json
 	JUPYTER_PREFER_ENV_PATH=1 $(PY) -m jupyterlab --ServerApp.root_dir=. --ServerApp.ip=127.0.0.1 \
 	  --LabApp.default_url=/lab/tree/$(NOTEBOOK) --LabApp.news_url=None \
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB_FLAGS)

@@ -34,6 +34,7 @@ from helpers.accounts.expert_load import (
 from helpers.accounts.expert_time import expert_floor_seconds, expert_seconds
 from helpers.accounts.findings import Finding, findings
 from helpers.accounts.inventory import COMPONENTS, Weight, inventory
+from helpers.accounts.judgement import Verdict
 from helpers.accounts.kv import kv_bytes, kv_bytes_per_token, kv_read_bytes
 from helpers.accounts.kv_llamacpp import CellCache, LlamaCppCache, LlamaCppSettings, llamacpp_cache
 from helpers.accounts.kv_scales import kv_scale_bytes
@@ -128,7 +129,7 @@ from helpers.accounts.units import (
     format_flops,
     format_seconds,
 )
-from helpers.accounts.verdict import Verdict, verdict
+from helpers.accounts.verdict import verdict
 from helpers.errors import InputError
 
 __all__ = [

@@ -359,9 +359,15 @@ def fixed_offset(seen: Seen) -> Iterator[Finding]:
         whole = client_mean_ttft(seen.alone) if seen.alone is not None else max(ttft for _, _, ttft in offsets)
         if _is_much(seen, mean) and mean > 0.2 * whole and low > 0.4 * high:
             waits = longest >= 4 * shortest and max(high, seen.outside or 0) <= 1.5 * low
-            words += ", whatever the length" + " and the load: a timer, not work" * waits
+            words += ", whatever the length" + " and the load" * waits
             name = "offset_is_a_wait" if waits else "ttft_fixed_offset"
-            yield Finding(name, words, "client and server", "first_event_timer", trouble=True)
+            mechanism = "first_event_timer"
+            if any(finding.trouble for finding in connections(seen)):
+                words += ", and each request opens a connection"
+                mechanism = "connection_per_request"
+            elif waits:
+                words += ": a timer, not work"
+            yield Finding(name, words, "client and server", mechanism, trouble=True)
         elif mean < 0.1 * whole:
             yield Finding("no_offset", words, "client and server")
     elif seen.line is not None and len({run.prompt_tokens for run in alone}) >= 3:
@@ -650,7 +656,7 @@ def beside_a_long_prompt(seen: Seen) -> Iterator[Finding]:
     words = f"while {long} is computed ({ms(whole)} to its first token) the largest gap of the short streams is "
     words += ms(run.gap.max)
     if share >= 0.6 and run.gap.max >= 5 * run.gap.p50:
-        words += f", {percent(min(share, 1.0))} of it: all stand still for it"
+        words += f", {f'{percent(share)} of it' if share < 1 else 'no shorter'}: all stand still for it"
         yield Finding(
             "itl_spikes_during_prefill", words, "beside a long prompt", "whole_prompt_in_one_step", trouble=True
         )

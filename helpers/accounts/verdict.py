@@ -6,7 +6,7 @@ measurement is worth more than either.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from helpers.accounts.capacity import max_concurrency
 from helpers.accounts.causes import CAUSES
@@ -24,6 +24,17 @@ from helpers.accounts.findings import (
     skew_factor,
 )
 from helpers.accounts.identities import Broken, broken_lines
+from helpers.accounts.judgement import (
+    Evidence,
+    KvRoom,
+    Metric,
+    NextMeasurement,
+    RankedCause,
+    Second,
+    Skew,
+    TtftSplit,
+    Verdict,
+)
 from helpers.accounts.model import MoEFFN
 from helpers.accounts.observation import Observation
 from helpers.accounts.scoring import DECISIVE_BITS, Ranked, Scoring, next_test, score
@@ -31,12 +42,11 @@ from helpers.accounts.service_floors import Subject
 from helpers.accounts.words import ms, percent, times
 from helpers.errors import InputError
 
-__all__ = ["RankedCause", "Second", "Subject", "TtftSplit", "Verdict", "verdict"]
-
 NO_FAULTS = ("decode_bandwidth", "small_batch")
 """Causes that are no fault: decode at the hardware's limit, and a load too small to be cheap (see `Cost`)."""
 
 _SHOWN = 0.02
+_PROMPT_TTFT = 2.5
 _WORTH_TELLING = 0.1
 # Findings that explain why a number is below its floor, so that the rest can still be judged.
 _EXPLAINS = (("repeated_prompts", "TTFT"), ("buffering", "TPOT"))
@@ -48,169 +58,6 @@ _COSTS = {
     10: "a restart or a trace",
     20: "another machine",
 }
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """One item that bears on a cause: its bits, and the words of what was seen."""
-
-    item: str
-    bits: float
-    words: str
-
-
-@dataclass(frozen=True)
-class RankedCause:
-    """A cause, its share of belief, what speaks for and against it, and the measurement that would decide."""
-
-    cause: str
-    says: str
-    place: str
-    posterior: float
-    speaks_for: tuple[Evidence, ...]
-    speaks_against: tuple[Evidence, ...]
-    next_test: str
-    test_cost: float
-
-
-@dataclass(frozen=True)
-class Second:
-    """A further cause beside the first: `says` is "named", "leading" or "cannot tell"."""
-
-    says: str
-    cause: str | None
-    mechanism: str | None
-    place: str | None
-    sentence: str
-
-
-@dataclass(frozen=True)
-class NextMeasurement:
-    """What to measure next: in one sentence, its cost in words, and the cause it would decide."""
-
-    says: str
-    cost: float
-    cost_words: str
-    decides: str | None
-
-
-@dataclass(frozen=True)
-class Metric:
-    """Measured and floor of one quantity; `ratio` is how many times worse than the floor; None where unknown."""
-
-    name: str
-    unit: str
-    p50: float | None
-    p95: float | None
-    floor: float | None
-    ratio: float | None
-
-
-@dataclass(frozen=True)
-class TtftSplit:
-    """Mean TTFT in parts, milliseconds: in the engine's queue, in prefill, to the first decode step, and outside the
-    engine's timer (network, front end, delivery). None where the server does not tell. `adds_up`: whether the known
-    parts sum to the total, within 15 %.
-    """
-
-    queue_ms: float | None
-    prefill_ms: float | None
-    first_decode_ms: float | None
-    delivery_ms: float | None
-    total_ms: float | None
-    sum_ms: float | None
-    adds_up: bool | None
-    note: str
-
-
-@dataclass(frozen=True)
-class KvRoom:
-    """What memory leaves for requests of this length: an upper bound, weights and KV cache alone."""
-
-    bytes_per_request: int
-    max_concurrency: int | None
-    asked_concurrency: int | None
-    note: str
-
-
-@dataclass(frozen=True)
-class Skew:
-    """How much later the experts of a step are done than with even ranks, from expert counts."""
-
-    ranks: int | None
-    step_time_factor: float | None
-    source: str
-    note: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The whole judgement. `says`: "named", "leading", "cannot tell", "no fault found" or "void".
-
-    `cause` is None for "cannot tell" and "no fault found". `mechanism` tells how, where a finding shows it.
-    """
-
-    says: str
-    cause: str | None
-    mechanism: str | None
-    place: str | None
-    sentence: str
-    second: Second | None
-    ranked: tuple[RankedCause, ...]
-    other: float | None
-    rules: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    next_measurement: NextMeasurement | None
-    missing: tuple[str, ...]
-    conditions: dict[str, object]
-    metrics: tuple[Metric, ...]
-    binds: dict[str, str | None]
-    ttft_split: TtftSplit
-    kv: KvRoom | None
-    cost: Cost | None
-    skew: Skew | None
-    broken: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    def as_json(self) -> dict:
-        """One JSON object; keys ``verdict`` (what is said) and ``evidence`` (why), then the accounts behind it."""
-        return {
-            "verdict": {
-                "says": self.says,
-                "cause": self.cause,
-                "mechanism": self.mechanism,
-                "place": self.place,
-                "sentence": self.sentence,
-                "second": None if self.second is None else asdict(self.second),
-            },
-            "evidence": {
-                "findings": [asdict(finding) for finding in self.findings],
-                "ranked": [_ranked_json(row) for row in self.ranked],
-                "other": self.other,
-                "rules": list(self.rules),
-                "broken": list(self.broken),
-            },
-            "next_measurement": None if self.next_measurement is None else asdict(self.next_measurement),
-            "conditions": self.conditions,
-            "metrics": [asdict(metric) for metric in self.metrics],
-            "binds": self.binds,
-            "ttft_split": asdict(self.ttft_split),
-            "kv": None if self.kv is None else asdict(self.kv),
-            "cost": None if self.cost is None else _cost_json(self.cost),
-            "skew": None if self.skew is None else asdict(self.skew),
-            "missing": list(self.missing),
-            "notes": list(self.notes),
-        }
-
-
-def _ranked_json(row: RankedCause) -> dict:
-    fields = asdict(row)
-    fields["for"], fields["against"] = list(fields.pop("speaks_for")), list(fields.pop("speaks_against"))
-    return fields
-
-
-def _cost_json(price: Cost) -> dict:
-    return asdict(price) | {"references": [asdict(one) for one in price.references]}
 
 
 def verdict(observation: Observation, subject: Subject | None = None) -> Verdict:
@@ -235,6 +82,7 @@ def verdict(observation: Observation, subject: Subject | None = None) -> Verdict
     answer = _void(broken, subject) if broken else _judge(seen, found, traits)
     kv = None if subject is None else _kv_room(seen, subject)
     faulty = not broken and (answer.says == "named" or answer.says == "leading")
+    metrics = _metrics(seen)
     return Verdict(
         says=answer.says,
         cause=answer.cause,
@@ -249,7 +97,7 @@ def verdict(observation: Observation, subject: Subject | None = None) -> Verdict
         next_measurement=answer.next,
         missing=_missing(seen),
         conditions=_conditions(seen),
-        metrics=_metrics(seen),
+        metrics=metrics,
         binds={
             "prefill": None if seen.floors is None else seen.floors.ttft.binds,
             "decode": None if seen.floors is None else seen.floors.tpot.binds,
@@ -259,7 +107,7 @@ def verdict(observation: Observation, subject: Subject | None = None) -> Verdict
         cost=None if subject is None or broken else _cost(seen, subject, kv, found, faulty),
         skew=None if subject is None or subject.expert_load is None else _skew(subject),
         broken=tuple(line.words for line in broken),
-        notes=(*observation.notes, *notes),
+        notes=(*observation.notes, *notes, *([] if broken else _beaten(seen, metrics))),
     )
 
 
@@ -471,7 +319,8 @@ def _sentence(
         shown = "" if why is None else f": {why.words}"
         if scoring.says == "named":
             return f"In the {cause.place}: {_lower(cause.says)[:-1]}{shown}."
-        follows = "" if follow is None else f" Not proven. Next: {follow.says}"
+        other = "" if follow is None or follow.decides == scoring.cause else f" It decides on {follow.decides}."
+        follows = "" if follow is None else f" Not proven. Next: {follow.says}{other}"
         return f"Probably in the {cause.place}: {_lower(cause.says)[:-1]}{shown}.{follows}"
     too_small = next((rule for rule in scoring.rules if "at most" in rule), None)
     if too_small is not None:
@@ -509,14 +358,16 @@ def _all_well(seen: Seen) -> str:
     near = False
     if load.tpot.p50 is not None:
         ratio = "" if floors is None else f", {times(load.tpot.p50 / floors.tpot_ms)} its floor"
-        near = floors is not None and load.tpot.p50 <= 1.5 * floors.tpot_ms
+        near = floors is not None and 0.9 * floors.tpot_ms <= load.tpot.p50 <= 1.5 * floors.tpot_ms
         told.append(f"TPOT {ms(load.tpot.p50)}{ratio}")
     words = "No fault found at " + _load_words(seen) + ": " + " and ".join(told)
     if near:
         return words + ": at the hardware, nothing to mend."
-    if floors is None:
-        return words + "; without a model and a device there is no floor to compare with."
-    return words + "; nothing waits, fails or is held back as far as it was seen."
+    if seen.server is None:
+        words += "; nothing fails, and whether requests wait inside the server was not seen: it shows no /metrics"
+    else:
+        words += "; nothing waits, fails or is held back as far as it was seen"
+    return words + ("." if floors is not None else "; without a model and a device there is no floor to compare with.")
 
 
 def _load_words(seen: Seen) -> str:
@@ -630,6 +481,20 @@ def _metrics(seen: Seen) -> tuple[Metric, ...]:
     )
 
 
+def _beaten(seen: Seen, metrics: tuple[Metric, ...]) -> list[str]:
+    """A note where a number is faster than its floor and yet not called impossible: why that may be."""
+    faster = [f"{row.name} ({row.ratio:.2f}×)" for row in metrics if row.ratio is not None and row.ratio < 0.995]
+    if not faster:
+        return []
+    if "cfg_spec_on" in seen.observation.traits:
+        why = "with speculation a step gives several tokens, and the floor is of one"
+    elif seen.floors.tolerance > 1.5:
+        why = "this machine was measured in seconds, maybe while it was busier: a ratio near 1 says little here"
+    else:
+        why = "a run's mean lengths and a datasheet's figures are no nearer than that"
+    return [f"faster than the floor, which nothing is: {', '.join(faster)}; {why}"]
+
+
 def _split(seen: Seen) -> TtftSplit:
     server, total = seen.server, client_mean_ttft(seen.load)
     if server is None:
@@ -665,13 +530,17 @@ def _kv_room(seen: Seen, subject: Subject) -> KvRoom:
 
 def _cost(seen: Seen, subject: Subject, kv: KvRoom, found: tuple[Finding, ...], faulty: bool) -> Cost:
     slope = None if seen.line is None else seen.line[1]
-    waits = {"waiting_gt0", "refused"} & {finding.item for finding in found}
+    items = {finding.item for finding in found}
+    waits = {"waiting_gt0", "refused"} & items
+    # Whether nothing waits is known from the server, or from a first token that comes about as fast as it can.
+    quick = seen.load.ttft.p50 is not None and seen.load.ttft.p50 <= _PROMPT_TTFT * seen.floors.ttft_ms
+    watched = quick or "waiting_0" in items
     outside = {"measurement_artefact", "client_saturation"}
     slow = faulty and not any(
         finding.trouble and finding.item and max(item(finding.item).bits, key=item(finding.item).bits.get) in outside
         for finding in found
     )
-    return cost(subject, seen.load, kv.max_concurrency, slope, idle=not waits, slow=slow)
+    return cost(subject, seen.load, kv.max_concurrency, slope, idle=watched and not waits, slow=slow)
 
 
 def _skew(subject: Subject) -> Skew:

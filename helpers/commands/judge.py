@@ -15,13 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from helpers import __version__
+from helpers.accounts import device, device_names, kv_bytes, read_config, weight_bytes
 from helpers.accounts.causes import TRAITS
 from helpers.accounts.evidence import item
+from helpers.accounts.expert_load import ExpertLoad, read_expert_load
 from helpers.accounts.observation import ROLES, Observation
+from helpers.accounts.service_floors import Subject
+from helpers.accounts.verdict import verdict
 from helpers.commands.ceilings import add_device_arguments, chosen_device_and_dtype
 from helpers.commands.judge_text import judge_text
 from helpers.commands.measure import add_request_arguments
 from helpers.errors import InputError
+from helpers.measure.ceilings import Ceilings, as_device, measure_ceilings
 from helpers.measure.client import CHAT, COMPLETIONS
 from helpers.measure.endpoint import key_from, parse_endpoint
 from helpers.measure.machine import machine
@@ -89,14 +94,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Probe or read, set beside the floors, judge: the JSON object of ``--json``."""
-    from helpers.accounts.verdict import verdict
-
     _check(args)
-    subject, notes, ceilings = _subject(args)
+    subject, ceilings = _subject(args), None
     observation = _observed(args)
     if args.save is not None:
         _write(args.save, json.dumps(observation_json(observation), indent=1, allow_nan=False) + "\n")
         progress(f"observation written to {args.save}")
+    notes = ["no CONFIG was given: nothing is set against floors"] if subject is None else list(subject.model.notes)
+    if args.this_machine:
+        subject, ceilings = _on_this_machine(args, subject)
+        if ceilings.noisy:
+            notes.append("this machine's ceilings are noisy: the floors are rough")
     judgement = verdict(observation, subject)
     result = {
         **judgement.as_json(),
@@ -108,7 +116,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             "source": list(args.source) or "probe",
             "machine": dataclasses.asdict(machine()),
         },
-        "notes": [*notes, *observation.notes],
+        "notes": [*notes, *judgement.notes],
     }
     if args.html is not None:
         from helpers.commands.judge_page import page
@@ -145,6 +153,12 @@ def _check(args: argparse.Namespace) -> None:
     for name, other in (("price_source", "usd_per_hour"), ("claimed_by", "claimed_ttft_ms"), ("ranks", "expert_load")):
         if getattr(args, name) is not None and getattr(args, other) is None:
             raise InputError(f"--{name.replace('_', '-')} needs --{other.replace('_', '-')}")
+    if args.gpus < 1:
+        raise InputError(f"--gpus must be a count of devices above zero, not {args.gpus}")
+    for name in ("usd_per_hour", "tpot_target_ms"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise InputError(f"--{name.replace('_', '-')} must be a finite number above zero, not {value}")
     if args.claimed_ttft_ms is not None and not 0 < args.claimed_ttft_ms < 1e9:
         raise InputError(f"--claimed-ttft-ms must be milliseconds above zero, not {args.claimed_ttft_ms}")
     if args.source:
@@ -179,46 +193,40 @@ def _clues(args: argparse.Namespace) -> dict[str, str]:
     return clues
 
 
-def _subject(args: argparse.Namespace):
-    """Model and device to judge against (None without CONFIG), notes, and the ceilings where they were measured."""
+def _subject(args: argparse.Namespace) -> Subject | None:
+    """What is judged, and what that costs; None without CONFIG. What is wrong in it is refused before the probe."""
     if args.config is None:
-        return None, ["no CONFIG was given: nothing is set against floors"], None
-    from helpers.accounts import device, read_config
-    from helpers.accounts.verdict import Subject
-
-    model = read_config(args.config)
-    weights, kv, ceilings, notes = args.weights_dtype, args.kv_dtype, None, list(model.notes)
-    if args.this_machine:
-        from helpers.measure import as_device, measure_ceilings
-
-        where, dtype = chosen_device_and_dtype(args)
-        progress(f"ceilings of {where} in {dtype}")
-        ceilings = measure_ceilings(where, dtype, quick=True)
-        chip, weights, kv = as_device(ceilings), weights or dtype, kv or dtype
-        if ceilings.noisy:
-            notes.append("this machine's ceilings are noisy: the floors are rough")
-    else:
-        chip = device(args.gpu)
-    subject = Subject(
+        return None
+    model, kv = read_config(args.config), args.kv_dtype or "bf16"
+    weight_bytes(model, args.weights_dtype)
+    kv_bytes(model, 1, kv)
+    return Subject(
         model=model,
-        device=chip,
+        # With --this-machine any device stands in, until this one's ceilings are measured.
+        device=device(args.gpu or device_names()[0]),
         devices=args.gpus,
-        weights_dtype=weights,
-        kv_dtype=kv or "bf16",
+        weights_dtype=args.weights_dtype,
+        kv_dtype=kv,
         usd_per_device_hour=args.usd_per_hour,
         price_source=args.price_source,
         expert_load=_expert_load(args.expert_load),
         ranks=args.ranks,
         tpot_target_ms=args.tpot_target_ms,
     )
-    return subject, notes, ceilings
 
 
-def _expert_load(path: str | None):
+def _on_this_machine(args: argparse.Namespace, subject: Subject) -> tuple[Subject, Ceilings]:
+    """The subject on this machine's own ceilings, measured now: after the probe, which tells a wrong URL at once."""
+    where, dtype = chosen_device_and_dtype(args)
+    progress(f"ceilings of {where} in {dtype}")
+    ceilings = measure_ceilings(where, dtype, quick=True)
+    weights, kv = args.weights_dtype or dtype, args.kv_dtype or dtype
+    return dataclasses.replace(subject, device=as_device(ceilings), weights_dtype=weights, kv_dtype=kv), ceilings
+
+
+def _expert_load(path: str | None) -> ExpertLoad | None:
     if path is None:
         return None
-    from helpers.accounts.expert_load import ExpertLoad, read_expert_load
-
     if Path(path).suffix in (".npy", ".npz", ".pt"):
         from helpers.engine.expert_dumps import read_expert_dump
 

@@ -141,7 +141,8 @@ def _causes(evidence: dict[str, Any]) -> list[str]:
 def _next(follow: dict[str, Any] | None) -> list[str]:
     if follow is None:
         return []
-    return _wrapped(f"next: {follow['says']} It decides on {follow['decides']}; cost: {follow['cost_words']}.")
+    decides = "" if follow["decides"] is None else f"decides on {follow['decides']}; "
+    return _wrapped(f"next: {follow['says']} It {decides}costs {follow['cost_words']}.")
 
 
 def _money(result: dict[str, Any]) -> list[str]:

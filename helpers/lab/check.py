@@ -131,7 +131,7 @@ def _judge(definition: Exercise, function: Callable) -> tuple[str, str]:
         return NOT_YET, said + f"returned {_kind(got)}; expected {definition.result or _kind(wanted)}" + ending
     if isinstance(wanted, list) and len(got) != len(wanted):
         expected_count = definition.result or f"{len(wanted)} values"
-        return NOT_YET, said + f"returned {len(got)} of them; expected {expected_count}" + ending
+        return NOT_YET, said + f"returned {len(got)} of them, {_short(repr(got))}; expected {expected_count}" + ending
     words = sorted({outcome.value for outcome in expected if isinstance(outcome.value, str)})
     if isinstance(wanted, str) and 1 < len(words) <= MAX_WORDS and got not in words:
         return NOT_YET, said + f"returned {_short(repr(got))}: answer exactly {' or '.join(map(repr, words))}."

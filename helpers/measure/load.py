@@ -312,6 +312,8 @@ def _negotiate(driver: Driver, endpoint: Endpoint, plan: Plan) -> tuple[Dialect,
         hint = ""
         if result.error == "http_404" and not endpoint.path:
             hint = "; base URLs mostly end in /v1"
+        elif result.error == "connection":
+            hint = "; is the server started, and is this its port?"
         said = result.detail and f" ({result.detail})"
         raise InputError(f"{plan.base_url} does not answer a request for one token: {result.error}{said}{hint}")
     return dialect, notes

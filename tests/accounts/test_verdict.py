@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from helpers.accounts import decode_floor, device, prefill_floor, published_load, read_config
+from helpers.accounts.judgement import Verdict
 from helpers.accounts.observation import Observation, Run, Spread
-from helpers.accounts.verdict import Subject, Verdict, verdict
+from helpers.accounts.service_floors import Subject
+from helpers.accounts.verdict import verdict
 from helpers.errors import InputError
 from tests.accounts.seen import ALONE, AROUND, BUFFERED, CAPPED, FAULTS, HEALTHY, later, run, spread
 
@@ -75,6 +77,27 @@ def test_a_number_faster_than_physics_is_void_with_the_broken_line():
     answer = judged(alone(1.5, 45), subject=LLAMA)
     assert answer.says == "void" and answer.cause == "measurement_artefact" and answer.cost is None
     assert "3.0 times faster" in answer.sentence and answer.broken
+
+
+def test_a_number_faster_than_a_rough_floor_is_noted_and_not_called_well():
+    here = replace(LLAMA, device=replace(LLAMA.device, name="this CPU"))
+    answer = judged(alone(3.0, 45), subject=here)
+    assert answer.says == "no fault found" and "nothing to mend" not in answer.sentence
+    assert "TPOT (0.6" in answer.notes[-1] and "measured in seconds" in answer.notes[-1]
+    assert judged(alone(6.5, 45), subject=here).notes == ()
+    assert "speculation" in judged(alone(3.0, 45), subject=LLAMA, traits=frozenset({"cfg_spec_on"})).notes[-1]
+
+
+def test_without_the_servers_numbers_nothing_is_said_of_its_queue():
+    blind = [replace(one, server=None) for one in (*AROUND, HEALTHY)]
+    assert "no /metrics" in judged(*blind).sentence and "waits, fails" in judged(*AROUND, HEALTHY).sentence
+
+
+def test_only_a_service_that_lets_nobody_wait_is_called_idle():
+    priced = replace(LLAMA, usd_per_device_hour=2.69)
+    fields = {"prompt": 1000, "output": 100, "concurrency": 2, "tpot": 7.0}
+    assert judged(run(ttft=30.0, server=False, **fields), subject=priced).cost.says == "dear because idle"
+    assert judged(run(ttft=1000.0, server=False, **fields), subject=priced).cost.says == "cannot tell"
 
 
 def test_numbers_that_contradict_each_other_are_void():

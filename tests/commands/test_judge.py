@@ -182,7 +182,7 @@ HERE = ["--base-url", "http://127.0.0.1:1/v1", "--model", "m"]
         (["no-such-model", "--gpu", "H100 SXM", *HERE], "no-such-model"),
         (["llama-3.1-8b", "--gpu", "abacus", *HERE], "abacus"),
         (["llama-3.1-8b", "--gpu", "H100 SXM", "--gpus", "0", *HERE], "devices"),
-        (["llama-3.1-8b", "--gpu", "H100 SXM", "--usd-per-hour", "-1", *HERE], "usd_per_device_hour"),
+        (["llama-3.1-8b", "--gpu", "H100 SXM", "--usd-per-hour", "-1", *HERE], "usd-per-hour"),
         ([*HERE, "--concurrency", "0"], "concurrency"),
         ([*HERE, "--rate", "-1"], "rate"),
         ([*HERE, "--claimed-ttft-ms", "nan"], "--claimed-ttft-ms"),

@@ -8,7 +8,8 @@ import pytest
 
 from helpers.accounts import device, read_config
 from helpers.accounts.observation import Observation, Run, ServerWindow, Spread
-from helpers.accounts.verdict import Subject, verdict
+from helpers.accounts.service_floors import Subject
+from helpers.accounts.verdict import verdict
 from helpers.commands.judge_page import page
 from helpers.measure.machine import machine
 from helpers.measure.observe import observation_json

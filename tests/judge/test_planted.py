@@ -8,7 +8,8 @@ import json
 
 import pytest
 
-from helpers.accounts.verdict import Verdict, verdict
+from helpers.accounts.judgement import Verdict
+from helpers.accounts.verdict import verdict
 from helpers.measure.observe import observation_json, parse_observation
 from tests.judge.planting import HEALTHY, PLANTS, TWO, Plant, config_file, observe
 

@@ -294,5 +294,5 @@ def test_what_to_return_is_said_in_the_words_of_the_exercise():
         result="a pair (once, twice)",
     )
     assert check.evaluate(exercise, lambda n: n).text.endswith("returned a number; expected a pair (once, twice).")
-    assert "returned 3 of them; expected a pair" in check.evaluate(exercise, lambda n: (n, n, n)).text
+    assert "returned 3 of them, [1, 1, 1]; expected a pair" in check.evaluate(exercise, lambda n: (n, n, n)).text
     assert check.evaluate(exercise, lambda n: [n, 2 * n])

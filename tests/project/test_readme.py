@@ -138,6 +138,9 @@ def test_make_lab_serves_the_first_notebook_under_the_url_it_prints(tmp_path):
             urllib.request.urlopen(f"{url.scheme}://{url.netloc}/api/kernelspecs?{url.query}", timeout=30)
         )
         assert "inference-lab" in specs["kernelspecs"]
+        setting = "lab/api/settings/@jupyterlab/apputils-extension:notification"
+        asked = json.load(urllib.request.urlopen(f"{url.scheme}://{url.netloc}/{setting}?{url.query}", timeout=30))
+        assert asked["schema"]["properties"]["fetchNews"]["default"] == "false", "JupyterLab asks to fetch news"
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(30)
