@@ -20,11 +20,13 @@ def account_text(result: dict[str, Any]) -> str:
 
 
 def _parameter_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    tied = result["active_params"] == result["active_params_with_embedding"]
+    embedding = "the input embedding is the output head too, and counts" if tied else "input embedding left out"
     rows = [
         ("model", f"{result['model']} ({result['model_type']})"),
         ("", ""),
         ("parameters", f"{format_count(result['total_params'])} ({result['total_params']:,})"),
-        ("  active per token", f"{format_count(result['active_params'])} (input embedding left out)"),
+        ("  active per token", f"{format_count(result['active_params'])} ({embedding})"),
         ("  active, with embedding", format_count(result["active_params_with_embedding"])),
     ]
     components = [(name.replace("_", " "), value) for name, value in result["params_by_component"].items() if value]

@@ -25,7 +25,10 @@ figure { margin: 1em 0 }
 figure img, svg { max-width: 100%; height: auto }
 figcaption { color: #333 }
 dt { font-weight: bold }
-@media print { a { color: #000 } .skip { display: none } .scroll, pre { overflow-x: visible; white-space: pre-wrap } }
+@media (max-width: 48em) { .scroll::before { content: "Wider than the window? Scroll this table sideways."; color: #333;
+  font-size: .9em } }
+@media print { .scroll::before { content: none }
+  a { color: #000 } .skip { display: none } .scroll, pre { overflow-x: visible; white-space: pre-wrap } }
 """
 
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from helpers.errors import InputError
@@ -211,11 +212,10 @@ def html_table(found: Iterable[Row], link: Link = notebook_link) -> str:
     """The ledger as an HTML table, each reading with a link to its cell."""
     body = []
     for row in found:
+        # A notebook that did not run is told once, for all its cells.
         readings = "".join(
-            f"<li>{html.escape(_reading_text(reading))} "
-            f'<a href="{html.escape(link(reading.notebook, reading.cell))}">'
-            f"{reading.notebook[:2]}, {html.escape(reading.cell)}</a></li>"
-            for reading in row.readings
+            f"<li>{html.escape(text)} " + ", ".join(_html_link(reading, link) for reading in alike) + "</li>"
+            for text, alike in groupby(row.readings, _reading_text)
         )
         remark = f"<br>{html.escape(row.remark)}" if row.remark else ""
         body.append(
@@ -224,6 +224,11 @@ def html_table(found: Iterable[Row], link: Link = notebook_link) -> str:
         )
     head = "".join(f'<th scope="col">{name}</th>' for name in ("Claim", "The article says", "Verdict", "What shows it"))
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n" + "\n".join(body) + "\n</tbody></table>"
+
+
+def _html_link(reading: Reading, link: Link) -> str:
+    address = html.escape(link(reading.notebook, reading.cell))
+    return f'<a href="{address}">{reading.notebook[:2]}, {html.escape(reading.cell)}</a>'
 
 
 def one_row(found: Iterable[Row], claim_id: str) -> Row:

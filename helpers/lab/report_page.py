@@ -64,8 +64,9 @@ def report(
     link = _link_within(notebooks)
     body = [
         "<h1>Report of this machine</h1>",
-        f'<p class="lead">{html.escape(sentence)}</p>',
-        f"<p>{html.escape(made)} The notebooks were run for this page; no stored output is shown.</p>",
+        f'<p class="lead">{_failures(failed)}{html.escape(sentence)}</p>',
+        f"<p>{html.escape(made)} The notebooks were run for this page; no stored output is shown. Where a cell says "
+        "“your guess”, it is the one that stands in the notebook.</p>",
         _contents(chapters),
         '<h2 id="notebooks">Notebooks</h2>',
         scrollable("notebooks", _chapter_table(chapters, folder_name)),
@@ -73,14 +74,23 @@ def report(
         _machine(),
         '<h2 id="claims">The claims of the article</h2>',
         "<p>Every verdict and number was read out of the cells that ran for this page. The article is named in the "
-        "README; its statements are given here in other words.</p>",
+        "README; its statements are given here in other words. “Holds” is what the notebooks call “right”.</p>",
         scrollable("claims ledger", ledger.html_table(claims, link)),
         '<h2 id="predicted">Predicted against measured</h2>',
         *_pairs(pairs, link),
     ]
     for chapter in chapters:
         body += _results(chapter, notebooks.get(chapter.key), folder_name)
-    return document("Report of this machine", "\n".join(body))
+    title = "Report of this machine"
+    return document(f"{len(failed)} FAILED: {title}" if failed else title, "\n".join(body))
+
+
+def _failures(failed: Sequence[Chapter]) -> str:
+    """What the page says before anything else where a notebook failed: which, and where."""
+    if not failed:
+        return ""
+    what = "; ".join(chapter.error for chapter in failed)
+    return f"<strong>{len(failed)} FAILED: {html.escape(what)}.</strong> "
 
 
 def minutes(chapters: Sequence[Chapter]) -> str:
@@ -117,7 +127,7 @@ def _contents(chapters: Sequence[Chapter]) -> str:
 
 def _chapter_table(chapters: Sequence[Chapter], folder_name: str) -> str:
     rows = "\n".join(
-        f'<tr><th scope="row"><a href="#results-{c.key}">{html.escape(c.title)}</a></th><td>{html.escape(c.state)}</td>'
+        f'<tr><th scope="row"><a href="#results-{c.key}">{html.escape(c.title)}</a></th><td>{_state(c)}</td>'
         f'<td class="number">{c.seconds / 60:.1f}</td>'
         f'<td><a href="{html.escape(folder_name)}/{html.escape(c.page)}">{html.escape(c.page)}</a></td></tr>'
         for c in chapters
@@ -125,6 +135,10 @@ def _chapter_table(chapters: Sequence[Chapter], folder_name: str) -> str:
     names = {"Notebook": "", "State": "", "Minutes": ' class="number"', "Whole notebook, with text and code": ""}
     head = "".join(f'<th scope="col"{extra}>{name}</th>' for name, extra in names.items())
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>"
+
+
+def _state(chapter: Chapter) -> str:
+    return f"<strong>{html.escape(chapter.state)}</strong>" if chapter.error else html.escape(chapter.state)
 
 
 def _machine() -> str:

@@ -51,6 +51,7 @@ def test_a_failing_notebook_is_reported_as_failed_and_the_rest_still_appears(rep
     assert code == 1
     index = (out / "report.html").read_text()
     assert "FAILED: 02_bad.ipynb, cell bad-cell: ZeroDivisionError: division by zero" in index
+    assert "<title>1 FAILED: " in index and '<p class="lead"><strong>1 FAILED: 02_bad.ipynb, cell bad-cell: ' in index
     assert "<td>ran</td>" in index
     ids = re.findall(r' id="([^"]+)"', index)
     assert len(ids) == len(set(ids))

@@ -90,6 +90,10 @@ def test_no_cell_that_printed_nothing_shows_a_number():
     assert {found.verdict for found in rows} == {"not shown"}
     reasons = {reading.words for found in rows for reading in found.readings}
     assert all(reason.endswith("ran, but did not print what is looked for") for reason in reasons)
+    page = ledger.html_table(ledger.rows({}))
+    assert page.count("not shown: notebook 04_moe_gating_skew") == sum(
+        any(reading.notebook.startswith("04") for reading in found.readings) for found in rows
+    ), "a notebook that did not run is told once in a claim"
 
 
 def test_a_renamed_a_failed_an_unrun_and_a_missing_cell_each_say_why(notebooks):
