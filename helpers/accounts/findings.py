@@ -98,6 +98,12 @@ class Seen:
         return sum(self.load.errors.get(kind, 0) for kind in _REFUSALS)
 
     @cached_property
+    def failed(self) -> dict[str, int]:
+        """Measured requests that failed, by kind, other than those in `refused`."""
+        counted = _REFUSALS if self.refused else ()
+        return {kind: n for kind, n in self.load.errors.items() if n and kind not in counted}
+
+    @cached_property
     def cached_share(self) -> float | None:
         """Share of the prompt tokens of the load that came out of a prefix cache; None where nobody tells."""
         if self.load.cached_tokens_mean is not None:
@@ -110,6 +116,14 @@ class Seen:
     def outside(self) -> float | None:
         """Mean milliseconds of the client's TTFT that the server's timer does not see; None where it cannot be told."""
         return outside_server(self.load)
+
+    @cached_property
+    def queued(self) -> tuple[float, float] | None:
+        """Mean milliseconds in the queue and to the first token, as the server tells; None where that is no wait."""
+        if self.server is None or None in (self.server.queue_mean, self.server.ttft_mean):
+            return None
+        waited, whole = self.server.queue_mean, self.server.ttft_mean
+        return (waited, whole) if waited > 0.2 * whole else None
 
     def only(self, role: str) -> Run | None:
         runs = self.observation.role(role)
@@ -272,6 +286,9 @@ def second_client(seen: Seen) -> Iterator[Finding]:
     other = seen.only("second_client")
     if other is None:
         return
+    if not _same_load(other, seen.load):
+        yield Finding(None, "the second client's run is of another load, and is not compared", "second client")
+        return
     faster = _faster(other, seen.load)
     if faster is not None:
         words = f"a second client measures {faster}"
@@ -284,6 +301,9 @@ def engine_port(seen: Seen) -> Iterator[Finding]:
     """The same load at the engine's own port: is it faster, and is the time outside the engine gone?"""
     direct = seen.only("direct")
     if direct is None:
+        return
+    if not _same_load(direct, seen.load):
+        yield Finding(None, "the run at the engine's own port is of another load, and is not compared", "engine port")
         return
     faster, here, there = _faster(direct, seen.load), seen.outside, outside_server(direct)
     both = None not in (here, there)
@@ -469,10 +489,9 @@ def refusals(seen: Seen) -> Iterator[Finding]:
             words += "" if kv is None else f" with the KV cache at most {percent(kv)} full"
             words += ": the queue is short, not the memory"
             yield Finding("refused", words, "server", "queue_limit", trouble=True)
-    counted = seen.refused > 0
-    others = {kind: n for kind, n in seen.load.errors.items() if n and not (counted and kind in _REFUSALS)}
-    if others:
-        words = "failed: " + ", ".join(f"{n} × {kind}" for kind, n in others.items())
+    if seen.failed:
+        kinds = ", ".join(f"{n} × {kind}" for kind, n in seen.failed.items())
+        words = f"{sum(seen.failed.values())} of {plural(seen.load.requests, 'measured request')} failed: {kinds}"
         yield Finding(None, words, "client", trouble=True)
 
 
@@ -488,7 +507,11 @@ def queue(seen: Seen) -> Iterator[Finding]:
     if waiting is None:
         return
     if waiting < 1:
-        if waiting <= 0.5 and not seen.refused:
+        if seen.queued is not None:
+            # A burst is short beside the run: the median of the samples misses it.
+            words = f"in the mean {ms(seen.queued[0])} of {ms(seen.queued[1])} to the first token pass in the queue"
+            yield Finding(None, words + ", though fewer than one request waits at a time", "server")
+        elif waiting <= 0.5 and not seen.refused:
             yield Finding("waiting_0", _gauge("nothing waits in the queue", server), "server")
         return
     running, most = server.running_p50, server.running_max
@@ -624,7 +647,9 @@ def prefill_capacity(seen: Seen) -> Iterator[Finding]:
     if share is None:
         return
     words = f"prompts take {percent(share)} of the time, by the TTFT of a token alone"
-    yield Finding("prefill_load_near_cap" if share >= 0.7 else None, words, "client")
+    if share > 1.2:
+        words += ": more than there is, so one request alone was slower than those under load, and this says nothing"
+    yield Finding("prefill_load_near_cap" if 0.7 <= share <= 1.2 else None, words, "client")
 
 
 def gap_tail(seen: Seen) -> Iterator[Finding]:
@@ -655,7 +680,8 @@ def beside_a_long_prompt(seen: Seen) -> Iterator[Finding]:
     long = "the long prompt" if run.long_prompt_tokens is None else f"a prompt of {run.long_prompt_tokens:.0f} tokens"
     words = f"while {long} is computed ({ms(whole)} to its first token) the largest gap of the short streams is "
     words += ms(run.gap.max)
-    if share >= 0.6 and run.gap.max >= 5 * run.gap.p50:
+    # The run alone may be of a faster hour: the gap must be much of the long prompt's wait beside the streams too.
+    if share >= 0.6 and run.gap.max >= max(5 * run.gap.p50, 0.5 * run.long_ttft):
         words += f", {f'{percent(share)} of it' if share < 1 else 'no shorter'}: all stand still for it"
         yield Finding(
             "itl_spikes_during_prefill", words, "beside a long prompt", "whole_prompt_in_one_step", trouble=True
@@ -731,6 +757,16 @@ DETECTORS: tuple[Callable[[Seen], Iterator[Finding]], ...] = (
 
 def _alike(one: float, other: float, factor: float) -> bool:
     return max(one, other) <= factor * min(one, other)
+
+
+def _same_load(one: Run, other: Run) -> bool:
+    """Whether two runs are of the same pace and lengths, so that their times can be set side by side."""
+    if one.concurrency != other.concurrency:
+        return False
+    pairs = [(one.prompt_tokens, other.prompt_tokens), (one.output_tokens, other.output_tokens)]
+    if one.concurrency is None:
+        pairs.append((one.rate_per_s, other.rate_per_s))
+    return all(_alike(mine, its, 1.25) for mine, its in pairs)
 
 
 def _faster(other: Run, load: Run) -> str | None:

@@ -7,6 +7,7 @@ faster than its floor.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 from helpers.accounts.observation import Observation, Run, ServerWindow, Spread
 from helpers.accounts.service_floors import ServiceFloors, Subject, service_floors
@@ -52,7 +53,9 @@ def broken_lines(observation: Observation, subject: Subject | None = None) -> tu
 def check_numbers(run: Run) -> None:
     """InputError naming the field of a run that is negative, infinite or no number."""
     for name, value in _numbers(run):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        # A kernel's stamp may lie a hair after the client's own.
+        least = -1 if name.startswith("client_lag.") else 0
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
             raise InputError(f"{run.role} run: {name} must be a finite number, zero or more, not {value!r}")
 
 
@@ -68,6 +71,7 @@ def _numbers(part: object, before: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _identities(run: Run) -> Iterator[Broken]:
+    yield from _order(run)
     e2e, ttft, tpot = run.e2e.mean, run.ttft.mean, run.tpot.mean
     # Means of different requests need not fit: some may have no TPOT, where all output came in one read.
     same_requests = run.e2e.n == run.ttft.n == run.tpot.n
@@ -93,6 +97,16 @@ def _identities(run: Run) -> Iterator[Broken]:
         number, bound = f"{run.cached_tokens_mean:.0f}", f"{run.prompt_tokens:.0f}"
         yield _line(run, "cached tokens", number, "the prompt", bound, run.cached_tokens_mean / run.prompt_tokens)
     yield from _server(run)
+
+
+def _order(run: Run) -> Iterator[Broken]:
+    """A percentile is no less than a lower one, and nothing is more than the largest."""
+    for what, part in (("TTFT", run.ttft), ("TPOT", run.tpot), ("gap", run.gap), ("E2E", run.e2e)):
+        ranks = [(name, getattr(part, name)) for name in ("p50", "p95", "p99", "max")]
+        ranks = [(name, value) for name, value in ranks if value is not None]
+        for (low, less), (high, more) in pairwise(ranks):
+            if less > more * (1 + 1e-9):
+                yield _line(run, f"{what} {low}", ms(less), f"its {high}", ms(more), less / more if more else math.inf)
 
 
 def _server(run: Run) -> Iterator[Broken]:

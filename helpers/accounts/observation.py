@@ -111,6 +111,9 @@ class Run:
             raise InputError(f"role must be one of {', '.join(ROLES)}, not {self.role!r}")
         if (self.concurrency is None) == (self.rate_per_s is None):
             raise InputError("a run needs exactly one of concurrency and rate_per_s")
+        for name in ("prompt_tokens", "concurrency", "rate_per_s"):
+            if getattr(self, name) == 0:
+                raise InputError(f"{name} of a run must be above zero")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from helpers.accounts.devices import Device, device_names
 from helpers.accounts.expert_load import ExpertLoad
 from helpers.accounts.memory import weight_bytes
-from helpers.accounts.model import Model
+from helpers.accounts.model import Model, MoEFFN
 from helpers.accounts.observation import Run
 from helpers.accounts.roofline import Floor, decode_floor, prefill_floor
 from helpers.accounts.units import MIB, positive_int
@@ -39,10 +39,23 @@ class Subject:
 
     def __post_init__(self) -> None:
         positive_int(self.devices, "devices")
+        if self.ranks is not None:
+            positive_int(self.ranks, "ranks")
+        if self.expert_load is not None:
+            self._check_experts(len(self.expert_load.counts[0]))
         for name in ("usd_per_device_hour", "tpot_target_ms"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not 0 < value < float("inf")):
                 raise InputError(f"{name} must be a finite number above zero, not {value!r}")
+
+    def _check_experts(self, counted: int) -> None:
+        """Refuses counts of another model; an engine may hold copies of busy experts beside those of the config."""
+        known = {layer.feed_forward.experts for layer in self.model.layers if isinstance(layer.feed_forward, MoEFFN)}
+        if not known:
+            raise InputError(f"the expert counts are of {counted} experts, and {self.model.name} has none")
+        if not any(experts <= counted <= 2 * experts for experts in known):
+            told = " or ".join(str(experts) for experts in sorted(known))
+            raise InputError(f"the expert counts are of {counted} experts a layer, and {self.model.name} has {told}")
 
     @property
     def together(self) -> Device:

@@ -46,6 +46,7 @@ NO_FAULTS = ("decode_bandwidth", "small_batch")
 """Causes that are no fault: decode at the hardware's limit, and a load too small to be cheap (see `Cost`)."""
 
 _SHOWN = 0.02
+_ONE_RANK = "on one rank skew costs no waiting"
 _PROMPT_TTFT = 2.5
 _WORTH_TELLING = 0.1
 # Findings that explain why a number is below its floor, so that the rest can still be judged.
@@ -177,6 +178,8 @@ def _judge(seen: Seen, found: tuple[Finding, ...], traits: set[str]) -> _Answer:
     under_load = [finding for finding in found if finding.trouble and not finding.alone]
     in_one = [finding for finding in found if finding.trouble and finding.alone]
     if not under_load and not in_one:
+        # What no answer rests on is refused all the same: an unknown trait, a clue against what was seen.
+        score({finding.item for finding in found if finding.item}, traits)
         if not _comparable(seen):
             return _nothing_to_compare()
         return _Answer("no fault found", None, None, _all_well(seen), None, None, (), None)
@@ -184,6 +187,8 @@ def _judge(seen: Seen, found: tuple[Finding, ...], traits: set[str]) -> _Answer:
     ratio = None if under_load else max((finding.ratio for finding in in_one if finding.ratio), default=None)
     scoring, rules = _score_apart(relevant, traits, ratio)
     cause = scoring.cause
+    if cause is None and seen.failed and not any(finding.trouble for finding in relevant):
+        return _only_failures(seen, found)
     second = _second(found, relevant, in_one if under_load else [], cause, traits)
     follow = _next(scoring, seen)
     return _Answer(
@@ -210,6 +215,17 @@ def _nothing_to_compare() -> _Answer:
         "Cannot tell: there is nothing to compare with, neither a floor (model and device) nor one request alone "
     )
     return _Answer("cannot tell", None, None, sentence + "nor the server's own numbers.", None, None, (), follow)
+
+
+def _only_failures(seen: Seen, found: tuple[Finding, ...]) -> _Answer:
+    """Requests that fail, and no evidence why: no cause is likelier than before, so none is told."""
+    follow = NextMeasurement(
+        "Read the server's log at the first failure, mend that, measure again.", 0, _cost_words(0), None
+    )
+    words = next(finding.words for finding in found if finding.trouble and " failed: " in finding.words)
+    others = "; the times are those of the others" if sum(seen.failed.values()) < seen.load.requests else ""
+    sentence = f"Cannot tell why: {words}{others}. Next: {follow.says}"
+    return _Answer("cannot tell", None, None, sentence, None, None, (), follow)
 
 
 def _next(scoring: Scoring, seen: Seen) -> NextMeasurement | None:
@@ -328,7 +344,7 @@ def _sentence(
     observed = trouble[0].words
     likely = [row for row in scoring.ranked if row.speaks_for and row.posterior >= _WORTH_TELLING][:2]
     if follow is None or len(likely) < 2:
-        return f"Cannot tell why: {observed}; nothing given decides it{_part_of(seen)}."
+        return f"Cannot tell why: {observed}; nothing given decides it.{_part_of(seen)}"
     one, other = likely
     cost = f" Cost: {follow.cost_words}."
     return (
@@ -346,7 +362,7 @@ def _part_of(seen: Seen) -> str:
     if len(known) < 2 or whole is None:
         return ""
     largest = max(known, key=known.get)
-    return f" inside {largest} ({ms(known[largest])} of {ms(whole)} to the first token)"
+    return f" Of the {ms(whole)} to the first token (means) the largest part is {largest}, {ms(known[largest])}."
 
 
 def _all_well(seen: Seen) -> str:
@@ -365,6 +381,10 @@ def _all_well(seen: Seen) -> str:
         return words + ": at the hardware, nothing to mend."
     if seen.server is None:
         words += "; nothing fails, and whether requests wait inside the server was not seen: it shows no /metrics"
+    elif seen.queued is not None:
+        waited, whole = seen.queued
+        words += f"; nothing fails or is held back as far as it was seen, and in the mean {ms(waited)} of {ms(whole)} "
+        words += "to the first token pass in the queue"
     else:
         words += "; nothing waits, fails or is held back as far as it was seen"
     return words + ("." if floors is not None else "; without a model and a device there is no floor to compare with.")
@@ -546,6 +566,8 @@ def _cost(seen: Seen, subject: Subject, kv: KvRoom, found: tuple[Finding, ...], 
 def _skew(subject: Subject) -> Skew:
     factor = skew_factor(subject)
     if factor is None:
-        return Skew(ranks_of(subject), None, subject.expert_load.source, "on one rank skew costs no waiting")
+        ranks = ranks_of(subject)
+        note = "over how many ranks the experts are spread was not given" if ranks is None else _ONE_RANK
+        return Skew(ranks, None, subject.expert_load.source, note)
     note = f"the experts of a step take {percent(factor - 1)} longer than with even ranks, if time is linear in tokens"
     return Skew(ranks_of(subject), factor, subject.expert_load.source, note)

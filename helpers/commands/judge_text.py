@@ -158,8 +158,13 @@ def _money(result: dict[str, Any]) -> list[str]:
                 lines.append(
                     f"  {label:<14}{pair[0]:>10.3g} USD per million input,{pair[1]:>10.3g} per million output tokens"
                 )
-        if cost["price_source"]:
-            lines += _wrapped(f"price: {cost['usd_per_hour']:g} USD per hour, {cost['price_source']}", "  ")
+        source = cost["price_source"] or "its source was not given"
+        lines += _wrapped(f"price: {cost['usd_per_hour']:g} USD per hour for all devices, {source}", "  ")
+    for one in cost["references"]:
+        price = f"{one['low']:g}" if one["low"] == one["high"] else f"{one['low']:g} to {one['high']:g}"
+        third = ", third party" if one["third_party"] else ""
+        words = f"{one['what']} {price} {one['unit']} ({one['as_of']}; {one['source']}{third})"
+        lines += _wrapped(f"listed, not today's: {words}", "  ")
     return lines
 
 

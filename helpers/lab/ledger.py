@@ -214,7 +214,9 @@ def html_table(found: Iterable[Row], link: Link = notebook_link) -> str:
     for row in found:
         # A notebook that did not run is told once, for all its cells.
         readings = "".join(
-            f"<li>{html.escape(text)} " + ", ".join(dict.fromkeys(_html_link(reading, link) for reading in alike)) + "</li>"
+            f"<li>{html.escape(text)} "
+            + ", ".join(dict.fromkeys(_html_link(reading, link) for reading in alike))
+            + "</li>"
             for text, alike in groupby(row.readings, _reading_text)
         )
         remark = f"<br>{html.escape(row.remark)}" if row.remark else ""

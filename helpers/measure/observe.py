@@ -202,7 +202,8 @@ def _part(holder: Mapping[str, Any], key: str, default: Any = None, *, name: str
 
 
 def _is_number(value: object, least: float = 0) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= least
+    # No number of a run comes near the upper end, which an integer of JSON may exceed beyond any float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value < 1e15
 
 
 def _number(holder: Mapping[str, Any], key: str, where: str) -> float | None:

@@ -44,7 +44,7 @@ def run(role="load", prompt=256, output=64, concurrency=4, ttft=120.0, tpot=18.0
         "requests": 32,
         "ttft": spread(ttft),
         "tpot": spread(tpot),
-        "gap": spread(tpot, p99=2.5 * tpot, n=32 * output),
+        "gap": spread(tpot, p99=2.5 * tpot, max=3 * tpot, n=32 * output),
         "headers": spread(2.0),
         "connect": spread(0.2),
         "events_per_read": 1.0,
@@ -95,7 +95,7 @@ CAPPED = run(
         "prefill_mean": 90.0,
     },
 )
-BUFFERED = {"events_per_read": 6.0, "gap": spread(0.2, p99=100, n=2000)}
+BUFFERED = {"events_per_read": 6.0, "gap": spread(0.2, p99=100, max=120, n=2000)}
 
 FAULTS = {
     "queue_limit": (

@@ -85,3 +85,34 @@ def test_the_words_of_the_verdict():
     assert cost(unlisted, load(8, 30, 2.6), 2000).says == "dear because of the SLO"
     dear = replace(H100, usd_per_device_hour=98.0)
     assert cost(dear, load(300, 3000, 18.0), 400).says == "dear because of the GPU"
+
+
+def test_all_devices_are_paid():
+    seen = load(16, 90, 7)
+    two = cost(replace(H100, devices=2), seen, 400)
+    paid = two.usd_per_million_input * seen.prompt_tokens + two.usd_per_million_output * seen.output_tokens
+    assert (two.usd_per_hour, paid * seen.requests_per_s * 3600 / 1e6) == pytest.approx((2 * 2.69, 2 * 2.69))
+
+
+def test_a_target_is_kept_at_what_an_engine_reaches_not_at_the_floor():
+    target = replace(H100, tpot_target_ms=10.0)
+    seen = load(8, 60, 6)
+    batch = cost(target, seen, 100_000).attainable_batch
+    context = round(seen.prompt_tokens + seen.output_tokens / 2)
+    steps = [1e3 * target.decode(context, size).seconds / 0.6 for size in (batch, batch + 1)]
+    assert steps[0] <= 10.0 < steps[1]
+
+
+def test_a_price_within_the_api_range_is_dear_where_a_fault_makes_it_slow():
+    (_, out) = references(None, "llama-3.1-8b")
+    seen = load(8, 60, 6)
+    once = cost(H100, seen, 400).usd_per_million_output
+    within = replace(H100, usd_per_device_hour=2.69 * (out.low + 0.9 * (out.high - out.low)) / once)
+    assert cost(within, seen, 400).says == "not dear"
+    assert cost(within, seen, 400, slow=True).says == "dear because slow"
+
+
+def test_a_batch_near_what_memory_holds_is_not_idle():
+    quiet = load(1, 30, 2.4 * service_floors(H100, load(1, 30, 5.0)).tpot_ms)
+    assert cost(H100, quiet, 4, idle=True).says == "dear because idle"
+    assert cost(H100, quiet, 3, idle=True).says != "dear because idle"

@@ -89,6 +89,13 @@ def test_a_cause_with_half_of_the_belief_leads_and_is_not_named():
     assert (half.says, half.cause) == ("leading", "prefix_cache_miss")
 
 
+def test_a_cause_no_likelier_than_none_of_these_does_not_lead():
+    doubt = score(["direct_fast_path_slow", "no_offset", "c1_slow_already"])
+    top, second = doubt.ranked[0].posterior, doubt.ranked[1].posterior
+    assert top > 0.3 and top > 2 * second and top <= doubt.other
+    assert (doubt.says, doubt.cause) == ("cannot tell", None)
+
+
 def test_a_test_that_is_right_nine_times_in_ten_halves_an_even_doubt():
     told = next_test([Ranked("admission_cap", 0.5, 0.0, (), ())])
     assert told.entropy_drop == pytest.approx(1 - 0.469, abs=1e-3)  # h(0.5) − h(0.9)

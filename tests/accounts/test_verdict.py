@@ -109,6 +109,51 @@ def test_numbers_that_contradict_each_other_are_void():
     assert "server" in judged(*AROUND, inner).sentence
     parts = replace(HEALTHY, server=replace(HEALTHY.server, queue_mean=500.0))
     assert "queue + prefill" in judged(*AROUND, parts).sentence
+    full = replace(HEALTHY, server=replace(HEALTHY.server, kv_share_max=1.2))
+    assert "the KV share" in judged(*AROUND, full).sentence
+    cached = replace(HEALTHY, cached_tokens_mean=2 * HEALTHY.prompt_tokens)
+    assert "cached tokens" in judged(*AROUND, cached).sentence
+    order = replace(HEALTHY, ttft=spread(120.0, max=60.0))
+    assert "TTFT p99 (load run) is 180 ms, and its max is 60 ms" in judged(*AROUND, order).sentence
+
+
+def test_failures_alone_speak_for_no_cause():
+    gone = replace(HEALTHY, errors={"connection": 30}, server=None)
+    for runs in ((gone,), (*AROUND, gone)):
+        answer = judged(*runs)
+        assert (answer.says, answer.cause, answer.ranked) == ("cannot tell", None, ())
+        assert "30 of 32 measured requests failed: 30 × connection" in answer.sentence
+        assert "log" in answer.next_measurement.says
+    nobody = replace(gone, errors={"connection": 32}, ttft=Spread(), tpot=Spread(), e2e=Spread(), gap=Spread())
+    assert "others" in judged(gone).sentence and "others" not in judged(nobody).sentence
+    _, runs, more = FAULTS["running_cap"]
+    capped = judged(*runs[:-1], replace(runs[-1], errors={"timeout": 3}), **more)
+    assert (capped.says, capped.cause) == ("named", "admission_cap")
+
+
+def test_the_part_of_ttft_is_not_told_as_the_place_of_slow_tokens():
+    slow = run(tpot=100, concurrency=4, server={"queue_mean": 80.0, "prefill_mean": 37.0})
+    sentence = judged(alone(20.0, ttft=100.0, prompt=256, output=64), slow, subject=LLAMA).sentence
+    assert sentence.startswith("Cannot tell why: under load a token takes 100 ms")
+    assert "decides it. Of the 120 ms to the first token (means) the largest part is the queue, 80 ms." in sentence
+
+
+def test_clues_against_what_was_seen_are_refused_where_nothing_is_wrong_too():
+    with pytest.raises(InputError, match="contradict"):
+        judged(*AROUND, HEALTHY, clues={"kv_ge95": "a dashboard"})
+    with pytest.raises(InputError, match="zzz"):
+        judged(*AROUND, HEALTHY, traits=frozenset({"zzz"}))
+
+
+def test_a_kernel_stamp_a_hair_late_is_no_impossible_number():
+    assert judged(*AROUND, replace(HEALTHY, client_lag=spread(-0.001))).says == "no fault found"
+
+
+def test_waiting_that_the_server_counted_is_not_denied():
+    burst = replace(HEALTHY, server=replace(HEALTHY.server, queue_mean=60.0, prefill_mean=56.0))
+    sentence = judged(*AROUND, burst).sentence
+    assert "nothing waits" not in sentence and "60 ms of 117 ms" in sentence
+    assert "nothing waits" in judged(*AROUND, HEALTHY).sentence
 
 
 def test_a_broken_run_beside_the_judged_one_is_left_out_and_said_so():
@@ -155,10 +200,20 @@ def test_what_was_not_given_is_listed():
 
 
 def test_skew_of_given_expert_counts_is_told():
-    load = published_load("OLMoE-1B-7B-0924", "github")
-    subject = Subject(read_config("qwen3-30b-a3b"), device("H100 SXM"), 4, expert_load=load, ranks=4)
-    skew = judged(alone(6.0, 60), subject=subject).skew
+    load = published_load("Mixtral-8x7B-v0.1", "github")
+    subject = Subject(read_config("mixtral-8x7b"), device("H100 SXM"), 4, expert_load=load, ranks=4)
+    skew = judged(alone(20.0, 60), subject=subject).skew
     assert skew.ranks == 4 and skew.step_time_factor > 1
+    unknown = judged(alone(20.0, 60), subject=replace(subject, ranks=None)).skew
+    assert unknown.step_time_factor is None and "was not given" in unknown.note
+    for other, said in (
+        ("llama-3.1-8b", "has none"),
+        ("qwen3-30b-a3b", "of 8 experts a layer, and qwen3-30b-a3b has 128"),
+    ):
+        with pytest.raises(InputError, match=said):
+            replace(subject, model=read_config(other))
+    with pytest.raises(InputError, match="ranks"):
+        replace(subject, ranks=0)
 
 
 # Published timings. Model and device as the table of ground truth names them → our registry, and the precision.

@@ -77,6 +77,8 @@ def test_the_text_says_the_sentence_first_and_fits_a_screen(capsys, saved):
         "admission_cap",
         "cost",
         "what binds",
+        "price: 2.5 USD per hour for all devices, its source was not given",
+        "listed, not today's: H100 SXM 2.11 to 12.29 USD per device and hour (2026-08-19 to 2026-11-09; SF Compute",
     ):
         assert part in text, part
 

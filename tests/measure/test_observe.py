@@ -143,7 +143,7 @@ windows = st.builds(ServerWindow, st.sampled_from(["vllm", "lab"]), numbers, run
 runs = st.builds(
     Run,
     st.sampled_from(["load", "alone", "direct"]),
-    numbers,
+    st.floats(1, 1e6),
     numbers,
     concurrency=st.integers(1, 64),
     ttft=spreads,
@@ -186,6 +186,9 @@ RUN = observation_json(Observation((run_of(planted(), server=ServerWindow("vllm"
         (("runs", 0, "role"), "boss", r"runs\[0\]"),
         (("runs", 0, "rate_per_s"), 2.0, r"runs\[0\]"),
         (("runs", 0, "requests"), 1.5, r"runs\[0\].requests"),
+        (("runs", 0, "requests"), 10**400, r"runs\[0\].requests"),
+        (("runs", 0, "concurrency"), 0, r"runs\[0\]': concurrency"),
+        (("runs", 0, "prompt_tokens"), 0, r"runs\[0\]': prompt_tokens"),
         (("runs", 0, "prompts_repeat"), 1, r"runs\[0\].prompts_repeat"),
         (("runs", 0, "ttft"), None, r"runs\[0\].ttft"),
         (("runs", 0, "ttft", "p50"), "fast", r"runs\[0\].ttft.p50"),
