@@ -34,6 +34,22 @@ def facts(shared: Path):
     return lambda name: json.loads((shared / "facts" / name).read_text(encoding="utf-8"))
 
 
+@pytest.fixture
+def told(record_property):
+    """Tell a line of results, ``told("score +35 of 66")``: all of them stand at the end of the run."""
+    return lambda line: record_property("told", line)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What tests measured beside passing: scores and distributions that a person wants to read."""
+    reports = [report for group in terminalreporter.stats.values() for report in group]
+    calls = [report for report in reports if getattr(report, "when", None) == "call"]
+    lines = [line for report in calls for name, line in report.user_properties if name == "told"]
+    if lines:
+        terminalreporter.section("told by tests")
+        terminalreporter.write_line("\n".join(lines))
+
+
 @pytest.fixture(scope="session")
 def smollm2_path():
     """The checkpoint folder of SmolLM2 in the user's cache; skips, saying why, on a machine that cannot fetch it."""

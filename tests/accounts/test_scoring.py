@@ -35,14 +35,14 @@ def points(case: dict, scoring: Scoring) -> float:
 
 
 @pytest.mark.parametrize(("toggles", "least"), [(False, 30.0), (True, 45.0)])
-def test_no_confirmed_thread_gets_a_wrong_cause_named(facts, toggles, least):
+def test_no_confirmed_thread_gets_a_wrong_cause_named(facts, told, toggles, least):
     cases = facts("diagnosis-cases.json")["cases"]
     rows = [(case, (scoring := scored(case, toggles)), points(case, scoring)) for case in cases]
     said = Counter(scoring.says + " wrongly" * (gain < 0) for _, scoring, gain in rows)
     confirmed = [row for row in rows if row[0]["cause_status"] in CONFIRMED]
     total, of_confirmed = (sum(gain for *_, gain in some) for some in (rows, confirmed))
-    print(
-        f"\n{len(cases)} public threads {'with' if toggles else 'WITHOUT'} controlled toggles: score {total:+.1f} of "
+    told(
+        f"{len(cases)} public threads {'with' if toggles else 'WITHOUT'} controlled toggles: score {total:+.1f} of "
         f"{len(cases)} {dict(said)}; the {len(confirmed)} with a confirmed cause {of_confirmed:+.1f}"
     )
     assert not [case["id"] for case, scoring, gain in confirmed if scoring.says == "named" and gain < 0]

@@ -253,15 +253,15 @@ def published(case: dict) -> tuple[Subject, float, float] | None:
     return subject, case["measured"][key], 1e3 * floor.seconds
 
 
-def test_no_published_timing_beats_our_floor_and_good_ones_have_no_fault(facts):
+def test_no_published_timing_beats_our_floor_and_good_ones_have_no_fault(facts, told):
     cases = facts("roofline-cases.json")["cases"]
     known = {case["id"]: (case, *found) for case in cases if (found := published(case)) is not None}
     ratios = sorted(measured / floor for _, _, measured, floor in known.values())
-    print(f"\n{len(known)} of {len(cases)} published timings can be computed; measured ÷ our floor:")
+    told(f"{len(known)} of {len(cases)} published timings can be computed; measured ÷ our floor:")
     for name, (_, _, measured, floor) in known.items():
-        print(f"  {name:28} {measured:8.2f} ms ÷ {floor:7.2f} ms = {measured / floor:.2f}")
+        told(f"  {name:28} {measured:8.2f} ms ÷ {floor:7.2f} ms = {measured / floor:.2f}")
     low, middle, high = ratios[0], ratios[len(ratios) // 2], ratios[-1]
-    print(f"  median {middle:.2f}, from {low:.2f} to {high:.2f}; tolerance below 1: {TOLERANCE}")
+    told(f"  median {middle:.2f}, from {low:.2f} to {high:.2f}; tolerance below 1: {TOLERANCE}")
     assert len(known) >= 18 and ratios[0] * TOLERANCE >= 1
     good = [row for row in known.values() if row[0]["roofline"].get("mbu", 0) >= 0.6]
     assert len(good) >= 6

@@ -43,8 +43,9 @@ def until(right, plant: Plant, config) -> Verdict:
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
-def test_a_planted_fault_is_told_with_its_mechanism(plant, config):
+def test_a_planted_fault_is_told_with_its_mechanism(plant, config, told):
     answer = until(lambda v: (v.cause, v.mechanism) == (plant.cause, plant.mechanism), plant, config)
+    told(f"planted {plant.name}: {answer.says} {answer.cause}, {answer.mechanism}")
     assert (answer.cause, answer.mechanism) == (plant.cause, plant.mechanism), answer.sentence
     assert answer.says in ("named", "leading")
     if answer.says == "leading":
@@ -52,8 +53,9 @@ def test_a_planted_fault_is_told_with_its_mechanism(plant, config):
 
 
 @pytest.mark.parametrize("plant", HEALTHY, ids=lambda plant: plant.name)
-def test_nothing_is_named_where_nothing_is_wrong(plant, config):
+def test_nothing_is_named_where_nothing_is_wrong(plant, config, told):
     answer = until(lambda v: v.says == "no fault found", plant, config)
+    told(f"healthy {plant.name}: {answer.says}")
     assert answer.cause is None and answer.says == "no fault found", answer.sentence
 
 

@@ -54,13 +54,12 @@ def is_caught(name, section, cell, text, number, wrong):
     return after > before
 
 
-def test_nine_in_ten_planted_wrong_numbers_are_caught(capsys):
+def test_nine_in_ten_planted_wrong_numbers_are_caught(told):
     rng, everywhere = random.Random(6), [place for name in NAMES for place in places(name)]
     caught = 0
     for place in rng.sample(everywhere, 200):
         caught += is_caught(*place, other_number(re.match(r"[\d,._]+", place[-1].text)[0], rng))
-    with capsys.disabled():
-        print(f"\nlint_text: {caught} of 200 planted wrong numbers caught, of {len(everywhere)} numbers looked at")
+    told(f"lint_text: {caught} of 200 planted wrong numbers caught, of {len(everywhere)} numbers looked at")
     assert caught > 180
 
 
