@@ -104,6 +104,13 @@ class Seen:
         return {kind: n for kind, n in self.load.errors.items() if n and kind not in counted}
 
     @cached_property
+    def failed_words(self) -> str:
+        """Those failures in words, "" without any."""
+        kinds = ", ".join(f"{n} × {kind}" for kind, n in self.failed.items())
+        told = f"{sum(self.failed.values())} of {plural(self.load.requests, 'measured request')} failed: {kinds}"
+        return told if kinds else ""
+
+    @cached_property
     def cached_share(self) -> float | None:
         """Share of the prompt tokens of the load that came out of a prefix cache; None where nobody tells."""
         if self.load.cached_tokens_mean is not None:
@@ -490,9 +497,7 @@ def refusals(seen: Seen) -> Iterator[Finding]:
             words += ": the queue is short, not the memory"
             yield Finding("refused", words, "server", "queue_limit", trouble=True)
     if seen.failed:
-        kinds = ", ".join(f"{n} × {kind}" for kind, n in seen.failed.items())
-        words = f"{sum(seen.failed.values())} of {plural(seen.load.requests, 'measured request')} failed: {kinds}"
-        yield Finding(None, words, "client", trouble=True)
+        yield Finding(None, seen.failed_words, "client", trouble=True)
 
 
 def queue(seen: Seen) -> Iterator[Finding]:

@@ -108,7 +108,7 @@ def verdict(observation: Observation, subject: Subject | None = None) -> Verdict
         cost=None if subject is None or broken else _cost(seen, subject, kv, found, faulty),
         skew=None if subject is None or subject.expert_load is None else _skew(subject),
         broken=tuple(line.words for line in broken),
-        notes=(*observation.notes, *notes, *([] if broken else _beaten(seen, metrics))),
+        notes=(*observation.notes, *notes, *([] if broken or explained else _beaten(seen, metrics))),
     )
 
 
@@ -188,7 +188,7 @@ def _judge(seen: Seen, found: tuple[Finding, ...], traits: set[str]) -> _Answer:
     scoring, rules = _score_apart(relevant, traits, ratio)
     cause = scoring.cause
     if cause is None and seen.failed and not any(finding.trouble for finding in relevant):
-        return _only_failures(seen, found)
+        return _only_failures(seen)
     second = _second(found, relevant, in_one if under_load else [], cause, traits)
     follow = _next(scoring, seen)
     return _Answer(
@@ -217,14 +217,13 @@ def _nothing_to_compare() -> _Answer:
     return _Answer("cannot tell", None, None, sentence + "nor the server's own numbers.", None, None, (), follow)
 
 
-def _only_failures(seen: Seen, found: tuple[Finding, ...]) -> _Answer:
+def _only_failures(seen: Seen) -> _Answer:
     """Requests that fail, and no evidence why: no cause is likelier than before, so none is told."""
     follow = NextMeasurement(
         "Read the server's log at the first failure, mend that, measure again.", 0, _cost_words(0), None
     )
-    words = next(finding.words for finding in found if finding.trouble and " failed: " in finding.words)
     others = "; the times are those of the others" if sum(seen.failed.values()) < seen.load.requests else ""
-    sentence = f"Cannot tell why: {words}{others}. Next: {follow.says}"
+    sentence = f"Cannot tell why: {seen.failed_words}{others}. Next: {follow.says}"
     return _Answer("cannot tell", None, None, sentence, None, None, (), follow)
 
 
@@ -508,6 +507,8 @@ def _beaten(seen: Seen, metrics: tuple[Metric, ...]) -> list[str]:
         return []
     if "cfg_spec_on" in seen.observation.traits:
         why = "with speculation a step gives several tokens, and the floor is of one"
+    elif min(row.ratio for row in metrics if row.ratio is not None) * seen.floors.tolerance < 1:
+        why = "weights this small may stay in a cache, or fewer decoded together than was taken"
     elif seen.floors.tolerance > 1.5:
         why = "this machine was measured in seconds, maybe while it was busier: a ratio near 1 says little here"
     else:

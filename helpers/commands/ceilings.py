@@ -3,8 +3,8 @@
 import argparse
 
 from helpers.errors import InputError
-from helpers.measure import Ceilings, Rate, default_device, measure_ceilings, set_threads
-from helpers.measure.ceilings import rate_line
+from helpers.measure import Ceilings, Rate, check_device, default_device, measure_ceilings, set_threads
+from helpers.measure.ceilings import check_dtype, rate_line
 
 EXAMPLE = "python -m helpers ceilings --quick"
 
@@ -30,7 +30,10 @@ def chosen_device_and_dtype(args: argparse.Namespace) -> tuple[str, str]:
     if args.threads is not None:
         set_threads(args.threads)
     device = args.device or default_device()
-    return device, args.dtype or ("bf16" if device.startswith("cuda") else "fp32")
+    dtype = args.dtype or ("bf16" if device.startswith("cuda") else "fp32")
+    check_device(device)
+    check_dtype(dtype)
+    return device, dtype
 
 
 def run(args: argparse.Namespace) -> dict:

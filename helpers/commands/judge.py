@@ -146,6 +146,9 @@ def _check(args: argparse.Namespace) -> None:
         "expert-load": args.expert_load,
         "tpot-target-ms": args.tpot_target_ms,
     }
+    if args.this_machine:
+        # Here for its refusals: the ceilings are measured after the probe.
+        chosen_device_and_dtype(args)
     if args.config is None:
         for name, value in needs_config.items():
             if value is not None:
@@ -153,12 +156,6 @@ def _check(args: argparse.Namespace) -> None:
     for name, other in (("price_source", "usd_per_hour"), ("claimed_by", "claimed_ttft_ms"), ("ranks", "expert_load")):
         if getattr(args, name) is not None and getattr(args, other) is None:
             raise InputError(f"--{name.replace('_', '-')} needs --{other.replace('_', '-')}")
-    if args.gpus < 1:
-        raise InputError(f"--gpus must be a count of devices above zero, not {args.gpus}")
-    for name in ("usd_per_hour", "tpot_target_ms"):
-        value = getattr(args, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise InputError(f"--{name.replace('_', '-')} must be a finite number above zero, not {value}")
     if args.claimed_ttft_ms is not None and not 0 < args.claimed_ttft_ms < 1e9:
         raise InputError(f"--claimed-ttft-ms must be milliseconds above zero, not {args.claimed_ttft_ms}")
     if args.source:

@@ -10,7 +10,6 @@ from pathlib import Path
 from helpers.accounts import read_config
 from helpers.commands.ceilings import add_device_arguments, chosen_device_and_dtype
 from helpers.errors import InputError
-from helpers.measure import check_device
 
 EXAMPLE = "python -m helpers serve --model smollm2 --port 8000"
 
@@ -47,7 +46,6 @@ def run(args: argparse.Namespace) -> dict:
 
     options = options_of(args)
     device, dtype = chosen_device_and_dtype(args)
-    check_device(device)
     # An address that cannot be had is refused before minutes are spent on weights.
     bound(args.host, args.port).close()
     decoder, tokenizer, name = load(args.model, device, dtype)

@@ -152,8 +152,7 @@ def measure_ceilings(device: str = "cpu", dtype: str = "fp32", *, quick: bool = 
     import torch
 
     check_device(device)
-    if dtype not in TORCH_DTYPES:
-        raise InputError(f"dtype {dtype!r} has no GEMM ceiling here; known are {', '.join(TORCH_DTYPES)}")
+    check_dtype(dtype)
     key = (device, dtype, quick, torch.get_num_threads())
     if fresh or key not in _measured:
         with torch.inference_mode():
@@ -182,6 +181,12 @@ def check_device(device: str) -> None:
             return
         raise InputError(f"device {device!r} is not available here")
     raise InputError(f"device {device!r} is not known; known are cpu, cuda and mps")
+
+
+def check_dtype(dtype: str) -> None:
+    """Raise InputError unless a GEMM ceiling of `dtype` can be measured."""
+    if dtype not in TORCH_DTYPES:
+        raise InputError(f"dtype {dtype!r} has no GEMM ceiling here; known are {', '.join(TORCH_DTYPES)}")
 
 
 def default_device() -> str:

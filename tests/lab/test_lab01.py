@@ -116,7 +116,11 @@ PLANTED = [
     ),
     ("1.5", lambda w, k, g, u: math.ceil((w + k) / u / g), "you divided GB by GiB"),
     ("1.3", lambda *a: lab01.moe_active(*a)[0], "returned a number; expected a pair (without, with)."),
-    ("1.3", lambda *a: [*lab01.moe_active(*a), 0], "; expected a pair (without, with)."),
+    (
+        "1.3",
+        lambda *a: [*lab01.moe_active(*a), 0],
+        "returned 3 of them, [36625603584, 37552282624, 0]; expected a pair (without, with).",
+    ),
     (
         "1.3",
         lambda *a: lab01.moe_active(*a)[::-1],
